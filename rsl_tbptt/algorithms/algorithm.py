@@ -149,13 +149,14 @@ class Algorithm:
         """
         self.rate.fill_(self.learning_rate)
         modules = self.transaction.modules
-        values = {name: getattr(self.options, name, None) for name in sorted(ACT_LATER)}
+        values = [getattr(self.options, name, None) for name in sorted(ACT_LATER)]
+        own = [group["lr"] for each in self._optimizers()[1:] for group in each.param_groups]
         self.recorder.follow(
             [
                 *(each for module in modules for each in (*module.parameters(), *module.buffers())),
                 *(dict(state) for each in self._optimizers() for state in each.state.values()),
                 *(part.training for module in modules for part in module.modules()),
-                *(self._places, list(values.values()), self.rate, *live),
+                *(self._places, values, own, self.rate, *live),
             ]
         )
 

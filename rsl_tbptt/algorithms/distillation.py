@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.algorithm import Algorithm
-from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BUFFER, NEWEST, resolve_behavior_loss
+from rsl_tbptt.algorithms.behavior_losses import BUFFER, NEWEST, resolve_behavior_loss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
@@ -27,10 +27,10 @@ from rsl_tbptt.algorithms.extensions.teachers import (
     StepLabels,
     TeacherLayers,
 )
-from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights, or_one
+from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.frames import deduplicate_frames
-from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
+from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import (
     check_optimizer,
     set_rate,
@@ -45,9 +45,10 @@ from rsl_tbptt.algorithms.options import (
     has_attributes_of,
     takes,
 )
-from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
-from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience, weights_of
+from rsl_tbptt.algorithms.replay import observed_groups, set_state
+from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience
 from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
+from rsl_tbptt.algorithms.student import Student
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
@@ -57,7 +58,6 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Batch
-from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
@@ -152,11 +152,10 @@ class TbpttDistillation(Algorithm, Distillation):
             mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
         self.mirrored = mirrored
         """The mirror images of the robots, with symmetry."""
-        self._prepare_extensions()
         self._prepare_updates()
 
-    def _prepare_extensions(self) -> None:
-        """Set up loss, labels and extensions."""
+    def _prepare_updates(self) -> None:
+        """Set up labels, extensions, the student's replay and the transaction of an update."""
         options, storage, ranks = self.options, self.storage, self._ranks
         student, teacher = self._raw_student, self._raw_teacher
         path, weight = options.teacher_checkpoint, options.imitation_weight
@@ -185,20 +184,6 @@ class TbpttDistillation(Algorithm, Distillation):
         per_teacher = LossPerTeacher(self._labels.teacher_names)
         of_option: list[Extension] = [e for e in (self.mirrored, self.sample_weights) if e]
         self.extensions = [*of_option, self._dagger, per_teacher, self._heads]
-        self._first_replay, self._head_of_loss = FirstReplay(), loss.head
-        self.loss: Any = loss
-        """Loss to minimise."""
-        if loss.of_actions and self.sample_weights is None:  # labels of weight 0 may be arbitrary
-            self.loss = self._first_replay.beside(loss, ACTIONS)
-        for extension in self.extensions:
-            self.loss = extension.wrap(self.loss)
-        self._means_of = (*loss.reported_names, *self._heads.reported)
-        self._reported = (*self._means_of, *per_teacher.reported)
-
-    def _prepare_updates(self) -> None:
-        """Set up the schedule of windows, the replay of the student and the transaction."""
-        options, storage, device = self.options, self.storage, self.storage.dones.device
-        student, ranks, mirrored = self._raw_student, self._ranks, self.mirrored
         self.experience = Experience(
             student,
             storage,
@@ -207,33 +192,16 @@ class TbpttDistillation(Algorithm, Distillation):
             ranks,
             self.extensions,
             self.sample_weights,
-            mirrored,
+            self.mirrored,
         )
         """The newest rollout and the replay buffer."""
-        num_steps = storage.num_transitions_per_env
-        lengths = (options.gradient_length, options.update_length)
-        groups = tbptt_schedule(num_steps, *lengths, tail=options.tail)
-        self._schedule = [group for group in groups if group[-1].num_loss_steps > 0]
-        self._dropped_tail = groups[len(self._schedule) :]
-        self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
-        is_mean = options.loss_reduction == "mean"
-        self._steps_in_mean = self._steps_per_group if is_mean else 1  # a sequence's share of M
-        self._num_loss_steps = sum(w.num_loss_steps for group in groups for w in group)
-        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
+        has_weights = weight is not None
+        own = student, loss, options, storage, self.extensions, self.experience
+        self._student = Student(*own, has_weights=has_weights)
+        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, storage.dones.device)
+        num_steps, device = storage.num_transitions_per_env, storage.dones.device
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
-        self._student = Replay(
-            student,
-            self._head_of_loss,
-            options=options,
-            num_envs=self.experience.largest_mini_batch,
-            num_robots=mirrored.num_robots if mirrored else 1,
-            window_length=min(options.gradient_length, num_steps),
-            heads=self._heads.outputs,
-            first_replay=self._first_replay,
-        )
-        if mirrored:
-            mirrored.replays = {STUDENT: self._student}
-        self._prepare_recording([self._student], self._student.parameters)
+        self._prepare_recording([self._student.replay], self._student.replay.parameters)
         largest = self.experience.largest_mini_batch
         self._make_transaction([student], max_micro_batches=largest)
 
@@ -280,7 +248,7 @@ class TbpttDistillation(Algorithm, Distillation):
         """
         experience, largest = self.experience, self.experience.largest_mini_batch
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
-        sizes = Sizes(largest, self._student.least_micro_batches(largest), num_bytes)
+        sizes = Sizes(largest, self._student.replay.least_micro_batches(largest), num_bytes)
         return self.transaction.plan_memory(sizes, self.parameters)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
@@ -363,9 +331,9 @@ class TbpttDistillation(Algorithm, Distillation):
         steps, weights, health, concludes = [], [], {}, not self._ranks.together
         ends: deque[tuple[Drawn, HiddenState]] = deque(maxlen=self.experience.num_mini_batches)
         for drawn in self.experience.draw(num_passes):
-            state, (divisor, of_newest_and_past) = None, self._divisor(drawn)
-            weights.append(of_newest_and_past)
-            for group in range(len(self._schedule)):
+            state, (divisor, own) = None, self._student.divisor(self._rollout, drawn, self._ranks)
+            weights.append(own)
+            for group in range(len(self._student.groups)):
                 fixed = {"group": group, "num_parts": num_parts, "concludes": concludes}
                 arguments = drawn.columns, state, divisor
                 state, *results = self.recorder(self.step, *arguments, first=not steps, **fixed)
@@ -373,8 +341,8 @@ class TbpttDistillation(Algorithm, Distillation):
                     results = self.recorder(self.conclude, *self._exchanged(*results))
                 steps.append(results[0])
                 health |= results[1]
-            ends.append((drawn, self._end_state(drawn, state)))
-        metrics = self._metrics(torch.stack(steps), torch.stack(weights).sum(0), health)
+            ends.append((drawn, self._student.end_state(self._rollout, drawn, state, num_parts)))
+        metrics = self._metrics(torch.stack(steps), weights, health)
         update_normalization([self._raw_student], self.storage.observations, self._step_batches)
         self._state_after = _in_order(ends)
         return metrics
@@ -408,21 +376,22 @@ class TbpttDistillation(Algorithm, Distillation):
         self._zero_grad()
         if group == 0:
             state = hidden_state.select_envs(self._start_states, columns)
-        batch, health = Batch(self._rollout, torch.zeros_like(columns), columns), {}
-        with self._first_replay.watching(first):
-            state, sums = self._student.accumulate(
-                self._schedule[group],
+        batch, student = Batch(self._rollout, torch.zeros_like(columns), columns), self._student
+        health: dict[str, torch.Tensor] = {}
+        with student.first_replay.watching(first):
+            state, sums = student.replay.accumulate(
+                student.groups[group],
                 batch,
                 state,
-                self.loss,
+                student.loss,
                 divisor,
                 num_micro_batches=num_parts,
             )
         if first:
-            self._student.check_gradient("loss_type")
-            health = self._first_replay.metrics()
+            student.replay.check_gradient("loss_type")
+            health = student.first_replay.metrics()
         zero = torch.zeros_like(next(iter(sums.values())))
-        reported = torch.stack([sums.get(name, zero) for name in self._reported])
+        reported = torch.stack([sums.get(name, zero) for name in student.reported])
         results = reported, health, self._gradients()
         return state, *(self.conclude(*results) if concludes else results)
 
@@ -444,7 +413,7 @@ class TbpttDistillation(Algorithm, Distillation):
         """
         self._set_gradients(gradients)
         max_norm = self.options.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self._student.parameters, max_norm)
+        norm = nn.utils.clip_grad_norm_(self._student.replay.parameters, max_norm)
         step_at(self.optimizer, self.rate)
         for extension in self.extensions:
             extension.step(self.rate)
@@ -465,52 +434,21 @@ class TbpttDistillation(Algorithm, Distillation):
         moving = rollout.labels, rollout.episode_starts, rollout.weights, state
         self._begin_steps(moving)
 
-    def _divisor(self, drawn: Drawn) -> tuple[int | torch.Tensor, torch.Tensor]:
-        """Return M of a mini-batch's groups over all ranks, and the sums of its weights, (2,).
-
-        A sequence counts by the mean weight of its steps, so that a sample has the same weight
-        in every group of windows.
-        """
-        if self._rollout.weights is None:
-            return self._steps_in_mean * drawn.num_sequences, self.rate.new_zeros(2)
-        weights = self._rollout.weights[: self._num_loss_steps]
-        sums = weights_of(weights, drawn.columns, len(drawn.envs))
-        num_sequences = or_one(self._ranks.sum_tensor(sums.sum()) / self._num_loss_steps)
-        return self._steps_in_mean * num_sequences, sums
-
-    def _end_state(self, drawn: Drawn, state: HiddenState) -> HiddenState:
-        """Return the state of a mini-batch's environments after the rollout, dropped steps too."""
-        columns = drawn.columns[: len(drawn.envs)]
-        state = hidden_state.select_envs(state, slice(len(columns)))
-        for group in self._dropped_tail:
-            batch = Batch(self._rollout, torch.zeros_like(columns), columns)
-            parts = self.transaction.num_micro_batches
-            state, _ = self._student.accumulate(
-                group, batch, state, self.loss, 1, num_micro_batches=parts
-            )
-        return state
-
     def _metrics(
-        self, steps: torch.Tensor, weights: torch.Tensor, health: dict[str, torch.Tensor]
+        self, steps: torch.Tensor, weights: Sequence[Any], health: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Return the metrics, taken before the normaliser is updated. Shape: () each.
 
         Args:
             steps: Reported sums and gradient norms of optimiser steps. Shape: (S, M + 1).
-            weights: Sums of the weights of newest and past samples. Shape: (2,).
+            weights: Sums of the weights of newest and past samples in each mini-batch, if any.
             health: Measurements of the first step.
         """
         experience, num_envs = self.experience, self._num_envs_of_ranks
-        num_steps = self.options.num_learning_epochs * self._num_loss_steps
-        sizes: Any = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
+        num_steps = self.options.num_learning_epochs * self._student.num_loss_steps
+        sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
         rows = steps.T.contiguous()
-        means: dict[str, torch.Tensor] = dict(zip(self._reported, rows[:-1].sum(1), strict=True))
-        if self.sample_weights is not None:
-            weights = self._ranks.sum_tensor(weights)
-            means[OPTION] = weights[0] / sizes[0]
-            sizes = or_one(weights)
-        for name in self._means_of:
-            means[name] = means[name] / sizes[name == BUFFER]
+        means = self._student.means(rows[:-1].sum(1), weights, sizes, self._ranks)
         if experience.num_drawn == 0:
             del means[BUFFER]
         dones = experience.dones().float()
@@ -532,9 +470,9 @@ class TbpttDistillation(Algorithm, Distillation):
         set_state(self._raw_student, end_state, self.experience.dones()[-1])
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * self.experience.num_mini_batches
-        metrics["optimizer_steps"] = float(num_passes * len(self._schedule))
-        metrics["flushed_steps"] = float(self._num_loss_steps % self._steps_per_group)
-        self.experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
+        metrics["optimizer_steps"] = float(num_passes * len(self._student.groups))
+        metrics["flushed_steps"] = float(self._student.flushed_steps)
+        self.experience.keep_newest(self._student.num_loss_steps)  # last: it cannot be undone
         return metrics
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
@@ -546,14 +484,9 @@ class TbpttDistillation(Algorithm, Distillation):
         num_envs, rollout = self.storage.num_envs, self.experience.newest()
         deduplicate_frames(rollout.obs)
         columns = torch.arange(envs.stop or num_envs, device=rollout.episode_starts.device)
-        columns, divisor = columns % num_envs, self._steps_in_mean * len(columns)
-        state = hidden_state.select_envs(self.experience.start_state, columns)
         self._zero_grad()
-        batch = Batch(rollout, torch.zeros_like(columns), columns)
-        for group in (*self._schedule, *self._dropped_tail):
-            state, _ = self._student.accumulate(
-                group, batch, state, self.loss, divisor, num_micro_batches=num_micro_batches
-            )
+        state = self.experience.start_state
+        self._student.add_gradients(rollout, columns % num_envs, state, num_micro_batches)
 
     def _kept(self) -> list[Any]:
         return [*super()._kept(), self.experience]
@@ -577,7 +510,7 @@ class TbpttDistillation(Algorithm, Distillation):
         weights = {}
         if self.sample_weights is not None:
             given = self.sample_weights.given
-            weights = {OPTION: given[: self._num_loss_steps]}
+            weights = {OPTION: given[: self._student.num_loss_steps]}
             # The loss excludes samples of weight 0, so their values are replaced by 0.
             recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
         if self.mirrored:  # a memory reads them at steps of weight 0, too

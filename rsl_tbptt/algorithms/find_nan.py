@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.scan import recordings_aside
 
 _MAX_NAMED = 8
 
@@ -152,7 +151,6 @@ def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) 
     try:
         for leaf in leaves:
             leaf.requires_grad_()
-        with recordings_aside():  # graphs for windows of all environments are not needed later
             add_gradients()
         gradients = [
             leaf.grad.reshape(*leaf.shape[:2], -1) for leaf in leaves if leaf.grad is not None

@@ -33,8 +33,6 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
         return
     shares = len(set(parameters)) < len(parameters)
     kernels = {"foreach": False} if shares else {"fused": True}
-    if not shares and "capturable" in optimizer.defaults:
-        kernels["capturable"] = parameters[0].is_cuda  # so that a step can be recorded
     for group in optimizer.param_groups:
         group.update(kernels)
     optimizer.register_state_dict_post_hook(_as_rsl_rl_writes)
@@ -72,7 +70,7 @@ def _form(groups: list[dict[str, Any]]) -> str:
     return " and ".join(f"{n} parameters with {k}" for n, k in zip(sizes, kinds, strict=True))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -83,23 +81,31 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
-def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
+def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor | None) -> None:
     """Step with a learning rate on the device, without fetching it or changing ``param_groups``.
 
     Args:
         optimizer: The optimiser. Without a fused kernel (RMSprop, models that share parameters) the
             rate is fetched once.
-        rate: Learning rate of all parameters, on their device. Shape: (), float64.
+        rate: Learning rate of all parameters, on their device, shape (), float64; or None for the
+            optimiser's own.
     """
-    kept = [group["lr"] for group in optimizer.param_groups]
-    # CUDA's kernels read a float32. Without fused kernels each parameter's step would fetch it.
-    used = rate.item() if not is_fused(optimizer) else rate if rate.is_cpu else rate.float()
+    groups, changes = optimizer.param_groups, {}
+    if rate is not None:
+        # CUDA's kernels read a float32. Without fused kernels each parameter's step would fetch it.
+        on_device = rate if rate.is_cpu else rate.float()
+        changes["lr"] = on_device if is_fused(optimizer) else rate.item()
+    if "capturable" in groups[0] and groups[0]["params"][0].is_cuda:
+        # Torch warns of steps that could be captured and are not.
+        changes["capturable"] = torch.cuda.is_current_stream_capturing()
+    kept = [{name: group[name] for name in changes} for group in groups]
     try:
-        set_rate(optimizer, used)
+        for group in groups:
+            group.update(changes)
         optimizer.step()
     finally:
-        for group, lr in zip(optimizer.param_groups, kept, strict=True):
-            group["lr"] = lr
+        for group, own in zip(groups, kept, strict=True):
+            group.update(own)
 
 
 def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.Tensor:
@@ -127,12 +133,8 @@ def _as_rsl_rl_writes(
         index: {name: v.cpu() if name == "step" else v for name, v in entries.items()}
         for index, entries in state_dict["state"].items()
     }
-    kernels = {"fused": None, "foreach": None, "capturable": False}
-    groups = [
-        {**group, **{name: kernels[name] for name in kernels.keys() & group.keys()}}
-        for group in state_dict["param_groups"]
-    ]
-    return {**state_dict, "state": state, "param_groups": groups}
+    kernels = {"fused": None, "foreach": None}
+    return _with_kernels(kernels, optimizer, {**state_dict, "state": state})
 
 
 def _with_kernels(

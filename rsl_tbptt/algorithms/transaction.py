@@ -67,9 +67,10 @@ def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[s
     def whole_update(algorithm: Any) -> dict[str, float]:
         transaction: Transaction = algorithm.transaction
         transaction.fit_budget(algorithm.memory_plan)
-        has_ended = False
-        while not has_ended:  # repeated only after out of memory
-            has_ended = transaction.run(functools.partial(update, algorithm), algorithm._advance)
+        while not transaction.run(functools.partial(update, algorithm), algorithm._advance):
+            algorithm.recorder.forget()  # it ran out of memory, which recordings hold, too
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         return algorithm._conclude()
 
     return whole_update
@@ -293,8 +294,6 @@ class Transaction:
     def _make_smaller(self) -> None:
         """Double the micro-batches, and warn."""
         self.num_micro_batches = min(2 * self.num_micro_batches, self._max_micro_batches)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         warnings.warn(
             f"The update ran out of memory and is made again with {self.num_micro_batches}"
             " micro-batches: set num_micro_batches to that, or memory_budget_gb to what is free.",

@@ -7,8 +7,7 @@ Three runs give this line; a fourth with one environment gives the lower bound::
     peak = fixed + per_env * environments + per_open_env * environments of the largest micro-batch
 
 If an update runs out of memory nevertheless, it is undone and tried again with twice the
-micro-batches. CUDA graphs made by the runs are counted and dropped afterwards. Each run is made
-twice: the second time all graphs exist, as in every update but the first.
+micro-batches.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.core.recompute import LeftOut, graphs_left_out
-from rsl_tbptt.core.scan import free_buffers, recordings_aside
+from rsl_tbptt.core.scan import free_buffers
 
 
 class PeakMemory(TorchDispatchMode):
@@ -168,8 +167,7 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
     """
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
     quarter = min(_MANY, sizes.num_envs) // 4
-    with recordings_aside():
-        trial(1, 1)  # excludes work that is done once per process, like the check of "auto"
+    trial(1, 1)  # excludes work that is done once per process, like the check of "auto"
     peak, left_out = _run(trial, 1, 1)
     least = peak + copies
     if quarter == 0:
@@ -188,7 +186,6 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
 def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> tuple[int, LeftOut]:
     """Return the peak of a run in bytes, and the graph sizes that frame encoders left out."""
     free_buffers()  # otherwise a scan reuses existing buffers, which are not counted
-    with PeakMemory() as memory, graphs_left_out() as left_out, recordings_aside():
-        for _ in range(2):
-            trial(num_envs, num_micro_batches)
+    with PeakMemory() as memory, graphs_left_out() as left_out:
+        trial(num_envs, num_micro_batches)
     return memory.peak, left_out

@@ -86,6 +86,8 @@ class Recorder:
             self._capture, self._stream = self._cuda_graph, torch.cuda.Stream(self._device)
         self._refused = None if self._capture else refused
         self._branches = defaultdict[int, Any](lambda: torch.cuda.Stream(self._device))
+        self._running: list[torch.cuda.Stream] = []
+        self._start: torch.cuda.Event | None = None
         self._inside = False
         self._unfinished: list[torch.cuda.CUDAGraph] = []
         self._said: set[str] = set()
@@ -130,19 +132,22 @@ class Recorder:
     def stream(self, index: int) -> AbstractContextManager[Any]:
         """Return the context of a branch of a step, which runs next to the other branches.
 
-        Branch 0 runs on the stream of the step, any other branch on its own stream after the step's
-        work so far. Branches share only tensors that were made before the step. Call ``join``
-        before you use their results.
+        Branch 0 runs on the stream of the step, any other branch on its own stream from the
+        beginning of the step on. Branches share only tensors that were made before the step. Call
+        ``join`` before you use their results.
         """
-        if index == 0 or self._stream is None or not self._inside:
+        if index == 0 or self._start is None:
             return contextlib.nullcontext()
-        self._branches[index].wait_stream(torch.cuda.current_stream(self._device))
-        return torch.cuda.stream(self._branches[index])
+        branch = self._branches[index]
+        if branch not in self._running:
+            branch.wait_event(self._start)
+            self._running.append(branch)
+        return torch.cuda.stream(branch)
 
     def join(self) -> None:
         """Let the step's stream wait for all branches."""
-        if self._inside:
-            _wait(self._stream, *self._branches.values())
+        _wait(self._stream, *self._running)
+        self._running.clear()
 
     def forget(self) -> None:
         """Drop all recordings. Later steps are recorded anew, even if a capture has failed."""
@@ -204,11 +209,12 @@ class Recorder:
         _wait(self._stream, current)
         try:
             with torch.cuda.stream(self._stream):  # None changes nothing
+                self._start = self._stream and self._stream.record_event()
                 yield
         finally:
             self.join()
             _wait(current, self._stream)
-            self._inside = False
+            self._inside, self._start = False, None
 
     @contextlib.contextmanager
     def _cuda_graph(self) -> Iterator[torch.cuda.CUDAGraph]:
@@ -223,6 +229,7 @@ class Recorder:
         try:
             # "thread_local": other threads of a simulator may call CUDA meanwhile.
             with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                self._start = self._stream and self._stream.record_event()  # of this capture
                 reserved = torch.cuda.memory_reserved(self._device)  # a capture's memory is its own
                 try:
                     yield graph

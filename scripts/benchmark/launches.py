@@ -7,14 +7,13 @@ that: torch has several for some operations.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rsl_tbptt.core.scan import ENGINES, graphs, triton
+from rsl_tbptt.core.scan import ENGINES, triton
 from rsl_tbptt.core.scan.cells import Cell
 
 _FREE = ("empty", "new_empty", "_unsafe_view", "profiler")
@@ -28,19 +27,19 @@ class Launches(TorchDispatchMode):
         """Begin with an empty list."""
         super().__init__()
         self.names: list[str] = []
-        launcher = triton._launcher
+        kernel_of = triton._kernel
 
-        def counting(cell: Cell, direction: str, *arguments: Any) -> Callable[[int], None]:
-            launch = launcher(cell, direction, *arguments)
+        def counting(cell: Cell, name: str, num_units: int) -> Callable[..., None]:
+            launch = kernel_of(cell, name, num_units)
 
-            def count(step: int) -> None:
-                self.names.append(f"{cell.name.lower()}_{direction}")
+            def count(*arguments: Any) -> None:
+                self.names.append(f"{cell.name.lower()}_{name}")
                 with _disable_current_modes():  # Triton's interpreter works with torch, too
-                    launch(step)
+                    launch(*arguments)
 
             return count
 
-        self._counting = patch.object(triton, "_launcher", counting)
+        self._counting = patch.object(triton, "_kernel", counting)
 
     def __enter__(self) -> "Launches":
         """Count from now on."""
@@ -58,29 +57,30 @@ class Launches(TorchDispatchMode):
         """Note the operation and run it."""
         name = operation.name().removeprefix("aten::").split(".")[0]
         is_view = any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
-        if not is_view and not name.startswith(_FREE):
+        result = operation(*args, **(kwargs or {}))
+        is_empty = isinstance(result, torch.Tensor) and result.numel() == 0
+        if not is_view and not is_empty and not name.startswith(_FREE):
             self.names.append(name)
-        return operation(*args, **(kwargs or {}))
+        return result
 
 
 @contextmanager
 def kernels_without_work() -> Iterator[None]:
     """Let the Triton engine run on every device, with kernels that compute nothing."""
 
-    def launcher(
-        cell: Cell, direction: str, N: int, H: int, *buffers: torch.Tensor
-    ) -> Callable[[int], None]:
-        with _disable_current_modes():
-            for buffer in buffers[1:3] if direction == "forward" else ():
-                buffer.zero_()  # fresh memory may hold NaN
-        return lambda _: None
+    def kernel(_: Cell, name: str, num_units: int) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            if name == "begin":
+                *_, states, operands, _ = (x for x in arguments if isinstance(x, torch.Tensor))
+                with _disable_current_modes():  # fresh memory may hold NaN
+                    states.zero_()
+                    operands.zero_()
 
-    kernels = SimpleNamespace(kernels_of=lambda _: None)
+        return launch
+
     anywhere = {"triton": ENGINES["triton"]._replace(device=None)}
     with (
-        patch.object(triton, "_launcher", launcher),
-        patch.object(triton, "_kernels", lambda: kernels),
-        patch.object(graphs, "situation_of", lambda _: None),  # records nothing
+        patch.object(triton, "_kernel", kernel),
         patch.dict(ENGINES, anywhere),
     ):
         yield

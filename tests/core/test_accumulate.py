@@ -19,7 +19,7 @@ from rsl_tbptt.core.accumulate import (
     best_num_windows,
     split_envs,
 )
-from rsl_tbptt.core.rollout import Rollout, Segments
+from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 
@@ -210,10 +210,10 @@ def test_episode_starts_are_the_dones_of_the_step_before():
     assert torch.equal(rollout.episode_starts, expected)
 
 
-def test_segments_copy_the_steps_of_their_environment_from_their_first_step_on():
+def test_batch_copy_the_steps_of_their_environment_from_their_first_step_on():
     rollout = make_rollout(7, 3, 0.3)
-    segments = Segments(rollout, torch.tensor([0, 4, 2, 4]), torch.tensor([2, 0, 2, 1]))
-    piece = segments.envs(slice(1, 4)).steps(1, 3)
+    batch = Batch(rollout, torch.tensor([0, 4, 2, 4]), torch.tensor([2, 0, 2, 1]))
+    piece = batch.envs(slice(1, 4)).steps(1, 3)
     for column, (first, env) in enumerate([(4, 0), (2, 2), (4, 1)]):
         steps = slice(first + 1, first + 3)
         assert torch.equal(piece.obs[:, column], rollout.obs[steps, env])

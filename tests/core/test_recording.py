@@ -309,6 +309,12 @@ class FakeStream:
     def wait_stream(self, other):
         self.waited.append(other)
 
+    def record_event(self):
+        return self
+
+    def wait_event(self, event):
+        self.waited.append(event)
+
 
 class FakeGenerator(SimpleNamespace):
     """A generator that gets another state."""

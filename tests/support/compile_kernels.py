@@ -26,11 +26,11 @@ ALIGNED = [["tt.divisibility", 16]]
 def compile_kernel(target, kernel, operand_dtype, dtype):
     """Return a kernel's assembly, with nothing known about the number of environments."""
     types = dict.fromkeys(kernel.arg_names, f"*{dtype}") | dict.fromkeys(CONSTANTS, "constexpr")
-    types |= {"step": "i32", "N": "i32"}
+    types |= {"step": "i32", "T": "i32", "N": "i32"}
     for argument in types:
         if argument in OPERANDS:
             types[argument] = f"*{operand_dtype}"
-        elif argument in ("starts", "stops"):
+        elif argument == "starts":
             types[argument] = "*i1"
     types = {argument: types[argument] for argument in kernel.arg_names}
     hints = {(i,): ALIGNED for i, each in enumerate(types.values()) if each.startswith("*")}

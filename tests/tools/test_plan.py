@@ -10,7 +10,7 @@ import yaml
 from torch import nn
 
 from rsl_tbptt.core.memory import MemoryPlan, PeakMemory, Sizes
-from rsl_tbptt.core.scan import free_buffers, recordings_aside
+from rsl_tbptt.core.scan import free_buffers
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.plan import (
     Planned,
@@ -73,7 +73,7 @@ def measured(agent, num_envs):
     algorithm.update()
     roll_out(algorithm, env, agent["num_steps_per_env"])
     free_buffers()
-    with PeakMemory() as memory, recordings_aside():
+    with PeakMemory() as memory:
         algorithm.update()
     return memory.peak, algorithm
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.optimizers import use_fused_kernels
+from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.compat.versions import RandomNetworkDistillation, rnd_optimizer
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses, accumulate_group
@@ -72,7 +72,7 @@ class RndTraining(Extension):
 
     def step(self, rate: torch.Tensor) -> None:
         """Step the predictor, at its own learning rate."""
-        self.optimizers[0].step()
+        step_at(self.optimizers[0], None)
 
     def _embeddings(
         self, obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor

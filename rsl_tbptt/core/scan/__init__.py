@@ -1,8 +1,7 @@
 """Recurrent layers over a window with per-environment resets: one signature, engines by name.
 
-``recurrent_scan`` is the front door. Scans keep buffers and CUDA graphs between windows:
-``free_buffers`` releases the buffers, ``recordings_aside`` sets the graphs aside.
-``unchanged_weights`` keeps what scans prepare from the weights.
+``recurrent_scan`` is the front door. On a CPU, scans keep buffers between windows, which
+``free_buffers`` releases. ``unchanged_weights`` keeps what scans prepare from the weights.
 """
 
 import warnings
@@ -16,7 +15,6 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan import cpu, reference, triton
 from rsl_tbptt.core.scan.cells import OF_TORCH, SRU, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.cpu import free_buffers
-from rsl_tbptt.core.scan.graphs import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
 from rsl_tbptt.core.scan.products import unchanged_weights
 
@@ -31,7 +29,6 @@ __all__ = [
     "free_buffers",
     "is_supported",
     "num_states",
-    "recordings_aside",
     "recurrent_scan",
     "register",
     "unchanged_weights",
@@ -102,7 +99,8 @@ def recurrent_scan(
             the one before.
 
     Returns:
-        The top layer's outputs, shape (T, N, H), and the state after step T-1.
+        The top layer's outputs, shape (T, N, H), and the state after step T-1. Do not change the
+        outputs in place: the backward pass reads them.
 
     Raises:
         ValueError: If ``episode_starts`` does not have the leading shape of ``inputs``, if ``cuts``
@@ -204,10 +202,9 @@ def fastest_engine(mode: str, device: torch.device, dtype: torch.dtype) -> str:
         chosen = next(made_for_device, "reference")
         if chosen != "reference":
             try:
-                with recordings_aside():
-                    for seed in (0, 1):  # the second reuses the buffers and graphs of the first
-                        case = mode, device, dtype, tolerance, seed
-                        check_against_reference(ENGINES[chosen], *case)
+                for seed in (0, 1):  # the second reuses the buffers of the first
+                    case = mode, device, dtype, tolerance, seed
+                    check_against_reference(ENGINES[chosen], *case)
             except Exception as error:  # training continues without this engine in any case
                 warnings.warn(
                     f"scan_engine is 'auto', which takes 'reference' for a {mode} with"

@@ -7,10 +7,9 @@ gates and S tensors of its state, the first of which is h::
 
     gates        (T, N, G, H)      inputs of the activations, which the backward pass overwrites
                                    with their gradients: of x alone, of both, of h alone
-    states       (T + 1, S, N, H)  the state before each step, not cleared
-    operands     (T + 1, N, H)     h before each step, cleared: the operand of the step's product
-    starts       (T + 1, N)        True where the state is cleared before the step
-    stops        (T + 1, N)        True where its gradient stops: starts, and all at a cut
+    states       (S, T + 1, N, H)  the state before each step, not cleared
+    operands     (T, N, H)         h before each step, cleared: the operand of the step's product
+    starts       (T, N)            True where the state is cleared before the step
     grads        (T, N, H)         gradient of h after each step, from the outputs
     grad_hidden  (N, H)            gradient of the next step's operands, from its product
     carry        (S, N, H)         gradient of the next step's states that bypasses that product
@@ -39,7 +38,7 @@ from triton.language import constexpr
 from rsl_tbptt.core.scan.cells import Cell
 from rsl_tbptt.core.scan.equations import statements_of
 
-for_all_steps = triton.jit(do_not_specialize=["step"])
+for_all_steps = triton.jit(do_not_specialize=["step", "T"])
 """Compiles a kernel once; by default Triton would do so again for the steps 1 and 16, 32, ..."""
 
 
@@ -66,17 +65,19 @@ def tanh_of(x):
 
 
 @triton.jit
-def _units(step, N, H: constexpr, BLOCK: constexpr):
+def _units(step, T, N, H: constexpr, BLOCK: constexpr):
     """Return the program's units and their addresses.
 
     Returns:
-        Whether a unit exists, its number, and the addresses, from the first step on, of its flag
-        and of its value in a buffer with one value for each unit.
+        Whether a unit exists, and whether it has a next step; its number; the addresses, from the
+        first step on, of its flag and of its value in a buffer with one value for each unit; and
+        the size of one tensor of ``states``.
     """
     unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = unit < N * H
     flag = step.to(tl.int64) * N + unit // H
     at = step.to(tl.int64) * N * H + unit
-    return unit < N * H, unit, flag, at
+    return here, here & (step + 1 < T), unit, flag, at, (T.to(tl.int64) + 1) * N * H
 
 
 @triton.jit
@@ -94,36 +95,46 @@ def _clear(values, flags, here):
 
 _KERNELS_OF_A_CELL = """
 @for_all_steps
-def {name}_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: constexpr):
-    here, unit, flag, at = _units(step, N, H, BLOCK)
-    gate, state = at + flag * ({G} - 1) * H, at + (at - unit) * ({S} - 1)
+def {name}_begin({given}, states, operands, starts, step, T, N, H: constexpr, BLOCK: constexpr):
+    here, later, unit, flag, at, size = _units(step, T, N, H, BLOCK)
+    {begin}
+    tl.store(operands + at, _clear({h_before}, starts + flag, here), here)
+
+@for_all_steps
+def {name}_forward(gates, states, operands, starts, step, T, N, H: constexpr, BLOCK: constexpr):
+    here, later, unit, flag, at, size = _units(step, T, N, H, BLOCK)
+    gate = at + flag * ({G} - 1) * H
     {forward}
-    tl.store(operands + at + N * H, _clear({h}, starts + flag + N, here), here)
+    tl.store(operands + at + N * H, _clear({h}, starts + flag + N, later), later)
 
 @for_all_steps
 def {name}_backward(
-    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
+    gates, states, grads, grad_hidden, carry, starts, step, T, N, H: constexpr, BLOCK: constexpr
 ):
-    here, unit, flag, at = _units(step, N, H, BLOCK)
-    gate, state = at + flag * ({G} - 1) * H, at + (at - unit) * ({S} - 1)
-    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
+    here, later, unit, flag, at, size = _units(step, T, N, H, BLOCK)
+    gate = at + flag * ({G} - 1) * H
+    dh = _clear(_load(grad_hidden + unit, here), starts + flag + N, later) + _load(grads + at, here)
     {backward}
 """
 
 
 @functools.cache
 def kernels_of(cell: Cell) -> dict[str, Any]:
-    """Define and return a cell's kernels: "forward" and "backward"."""
+    """Define and return a cell's kernels: "begin", "forward" and "backward".
+
+    "begin" writes the given state, one tensor (N, H) each, as that before step 0.
+    """
     G, S, first = cell.num_gates, cell.num_states, cell.input_gates
     made = statements_of(cell.equations, G, S)
     order = [*range(first, first + cell.gates), *range(first), *range(first + cell.gates, G)]
     gates = [f"gates + gate + {k} * H" for k in order]
     carry = [f"carry + unit + {s} * N * H" for s in range(S)]
-    states = [f"states + state + {s} * N * H" for s in range(2 * S)]  # before the step, and after
+    before = [f"states + at + {s} * size" for s in range(S)]
+    after = [f"{state} + N * H" for state in before]
     inputs = {f"gate({k})": f"_load({at}, here)" for k, at in enumerate(gates)}
     inputs |= {
         f"before({s})": f"_clear(_load({at}, here), starts + flag, here)"
-        for s, at in enumerate(states[:S])
+        for s, at in enumerate(before)
     }
     inputs |= {f"grad_after({s})": f"_load({at}, here)" for s, at in enumerate(carry)}
     inputs["grad_after(0)"] += " + dh"
@@ -133,18 +144,23 @@ def kernels_of(cell: Cell) -> dict[str, Any]:
         stores = [f"tl.store({a}, {b}, here)" for a, b in zip(at, values, strict=True)]
         return "\n    ".join([*body, *stores])
 
-    before = [f"_clear({value}, stops + flag, here)" for value in made.grad_before]
+    given = ["h", "c"][:S]
+    given_values = [f"_load({tensor} + unit, here)" for tensor in given]
+    grad_before = [f"_clear({value}, starts + flag, here)" for value in made.grad_before]
     source = _KERNELS_OF_A_CELL.format(
         name=cell.name.lower(),
         G=G,
-        S=S,
         h=made.after[0],
-        forward=lines(made.forward, states[S:], made.after),
-        backward=lines(made.backward, gates + carry, made.grad_gates + before),
+        h_before=given_values[0],
+        given=", ".join(given),
+        begin=lines([], before, given_values),
+        forward=lines(made.forward, after, made.after),
+        backward=lines(made.backward, gates + carry, made.grad_gates + grad_before),
     )
     # Two cells may have one name, so each has a file and a namespace of its own.
     file, namespace = f"<kernels of {cell.name}, {id(cell)}>", dict(globals())
     # Triton reads a kernel's source, which Python finds here.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     exec(compile(source, file, "exec"), namespace)
-    return {each: namespace[f"{cell.name.lower()}_{each}"] for each in ("forward", "backward")}
+    names = ("begin", "forward", "backward")
+    return {each: namespace[f"{cell.name.lower()}_{each}"] for each in names}

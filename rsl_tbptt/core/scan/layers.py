@@ -50,7 +50,10 @@ def scan_layers(
             before = [tensor[layer] for tensor in tensors]
             inputs, *last_cell = scan_layer(operand_dtype, inputs, *before, *weights)
             finals.append((inputs[-1], *last_cell))
-        return inputs, from_tensors([torch.stack(parts) for parts in zip(*finals, strict=True)])
+        # All layers of the first tensor, then all of the second: one copy, without the outputs.
+        last = torch.stack([tensor for layers in zip(*finals, strict=True) for tensor in layers])
+        last = last.unflatten(0, (len(tensors), rnn.num_layers))
+        return inputs, from_tensors([last[index] for index in range(len(tensors))])
 
 
 def operand_dtype_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:

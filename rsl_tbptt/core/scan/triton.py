@@ -1,4 +1,4 @@
-"""The GPU engine: each step is one matrix product of torch and one Triton kernel, in CUDA graphs.
+"""The GPU engine: each step is one matrix product of torch and one Triton kernel.
 
 The inputs of all gates lie in one buffer (see ``kernels``), which has three lives::
 
@@ -7,18 +7,21 @@ The inputs of all gates lie in one buffer (see ``kernels``), which has three liv
                            state, h' = cell(gates)     a kernel per step
     3. their gradients     gates  = dcell(gates)       a kernel per step, in place
                            dh'    = gates W_hh         a product per step
-                           dx, dW, db                  one product or sum each after the loop
+                           dx, dW                      one product each after the loop
 
 So a step takes one product and one kernel, forward and backward. A kernel rounds to the dtype of
 the next product's operands as it writes: under mixed precision the buffer and all operands are
 bfloat16, and no launch converts them. State, carry and arithmetic stay float32.
 
-The reset is part of the kernels, and the host never waits for the device. The work depends on
-shapes alone, so CUDA graphs record it once per shape (``graphs``). Only the backward pass knows
-cuts: they are one more mask, so a window with cuts is still one window.
+The reset is part of the kernels. What is launched depends on shapes and cuts alone, and the host
+never waits for the device, so a caller can record a scan in a CUDA graph. Only the backward pass
+knows cuts: there it clears the gradient of the state, so a window with cuts is still one window.
 
 The gates of a cell lie in the order of x alone, of both, of h alone, so x feeds the first ones and
 h the last ones. A GRU has n, r, z, u: u is the part of the candidate from h, with its own bias.
+
+x is copied next to ones: with [x | 1] the product that gives the gradient of W_ih gives that of all
+biases, too. A sum over steps and environments would read all gates once more.
 
 Shapes: T steps, N environments, D inputs, H hidden.
 """
@@ -26,15 +29,12 @@ Shapes: T steps, N environments, D inputs, H hidden.
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan import graphs
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
-from rsl_tbptt.core.scan.graphs import InUse
 from rsl_tbptt.core.scan.layers import (
     ONCE,
     Gradients,
@@ -42,9 +42,13 @@ from rsl_tbptt.core.scan.layers import (
     products_as_in_layers,
     scan_layers,
 )
+from rsl_tbptt.core.scan.products import prepare
 
 _BLOCK = 512
 """Units of a program. On NVIDIA GPUs each thread has four, 16 bytes of float32 per load."""
+
+_ALIGNMENT = 8
+"""Rows of [x | 1] have a multiple of this length: cuBLAS is slower if they are not aligned."""
 
 _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 """Whether this version of torch can give a product in another dtype than its operands."""
@@ -63,154 +67,173 @@ def scan(
         NotImplementedError: If Triton is not installed.
     """
     cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
-    _kernels().kernels_of(cell)  # raises before a recording that fails hides the reason
-    starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
-    stops = starts.clone()
-    for cut in cuts:
-        stops[cut].fill_(True)
-    scan_layer = functools.partial(_scan_layer, cell, starts, stops)
+    scan_layer = functools.partial(CellScan.apply, cell, episode_starts.contiguous(), cuts)
     with torch.cuda.device_of(inputs):  # Triton launches on the current device
         return scan_layers(rnn, inputs, state, scan_layer)
 
 
-def _scan_layer(
-    cell: Cell, starts: torch.Tensor, stops: torch.Tensor, dtype: torch.dtype, *layer: Any
-) -> Any:
-    """Scan one layer, by a replay if there is a recording; see ``LayerScan``."""
-    tensors: Tensors = (*layer, starts, stops)
-    needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
-    passes = Passes(needs, dtype, cell)
-    in_use = graphs.cached_graphs.take(passes, tensors)
-    if any(needs):
-        return CellScan.apply(passes, in_use, *tensors)
-    return in_use.recording.forward(tensors) if in_use else passes.forward(tensors)[0]
-
-
 class CellScan(torch.autograd.Function):
-    """Differentiable scan of one layer; its backward pass may run once."""
+    """Differentiable scan of one layer; its backward pass may run once.
+
+    Its results are views of what the backward pass reads, so torch refuses to change them in place.
+    """
 
     @staticmethod
-    def forward(ctx: Any, passes: "Passes", in_use: InUse | None, *tensors: Any) -> Tensors:
-        """Return a layer's results: (T, N, H) and, with two states, (N, H)."""
-        ctx.passes, ctx.kept = passes, in_use
-        if in_use is not None:
-            return in_use.recording.forward(tensors)
-        results, ctx.kept = passes.forward(tensors)
-        ctx.save_for_backward(*tensors)
-        return tuple(result.clone() for result in results)  # callers may write to them
+    def forward(
+        ctx: Any,
+        cell: Cell,
+        starts_TN: torch.Tensor,
+        cuts: tuple[int, ...],
+        dtype: torch.dtype,
+        *layer: torch.Tensor,
+    ) -> Tensors:
+        """Return the outputs, shape (T, N, H), and the second state after step T-1 if there is one.
+
+        Args:
+            ctx: Autograd context.
+            cell: Kind of layer.
+            starts_TN: Episode starts, bool, contiguous.
+            cuts: Steps before which the gradient of the state stops.
+            dtype: Dtype of the operands of matrix products.
+            *layer: The tensors of the layer; see ``LayerScan``.
+        """
+        x_TND, *state, w_ih, w_hh, b_ih, b_hh = layer
+        (T, N, D), H = x_TND.shape, w_hh.shape[1]
+        w_x, w_h, bias = prepare(_weights_of(cell), N, dtype, w_ih, w_hh, b_ih, b_hh)
+        inputs = x_TND.new_empty(T, N, -(-(D + 1) // _ALIGNMENT) * _ALIGNMENT, dtype=dtype)
+        gates = x_TND.new_empty(T, N, len(w_x), dtype=dtype)
+        states = x_TND.new_empty(len(state), T + 1, N, H)
+        operands = x_TND.new_empty(T, N, H, dtype=dtype)
+        inputs[..., :D].copy_(x_TND)
+        inputs[..., D:].fill_(1.0)
+        begin, step = (_kernel(cell, name, N * H) for name in ("begin", "forward"))
+        buffers, sizes = (states, operands, starts_TN), (T, N, H, _BLOCK)
+        begin(*(tensor.contiguous() for tensor in state), *buffers, 0, *sizes)
+        of_h, factor = gates[..., -len(w_h) :], w_h.t()
+        with products_as_in_layers():
+            torch.addmm(bias, inputs.flatten(0, 1)[:, :D], w_x.t(), out=gates.flatten(0, 1))
+            for t in range(T):
+                of_h[t].addmm_(operands[t], factor)
+                step(gates, *buffers, t, *sizes)
+        ctx.save_for_backward(inputs, gates, *buffers, w_x, w_h)
+        ctx.cell, ctx.cuts, ctx.has_run = cell, cuts, False
+        ctx.set_materialize_grads(False)
+        return states[0, 1:], *states[1:, T]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
-        """Return the gradients of the layer's tensors, in their shapes.
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Gradients:
+        """Return gradients, shaped as ``forward``'s tensors; they overwrite the gates.
 
         Raises:
             RuntimeError: If it ran before, or under ``create_graph=True``.
         """
-        if ctx.kept is None or torch.is_grad_enabled():
+        if ctx.has_run or torch.is_grad_enabled():
             raise RuntimeError(ONCE)
-        kept, ctx.kept = ctx.kept, None
-        if isinstance(kept, InUse):
-            return None, None, *kept.recording.backward(grads)
-        with torch.autocast(grads[0].device.type, enabled=False):
-            return None, None, *ctx.passes.backward(ctx.saved_tensors, kept, grads)
+        ctx.has_run = True
+        inputs, gates, states, operands, starts_TN, w_x, w_h = ctx.saved_tensors
+        needs, cell, H = ctx.needs_input_grad[4:], ctx.cell, w_h.shape[1]
+        with torch.autocast(gates.device.type, enabled=False), products_as_in_layers():
+            buffers = gates, states, starts_TN
+            of_state = _run_backward(cell, ctx.cuts, needs[1:-4], buffers, grads, w_h)
+            first, last = cell.input_gates * H, len(w_x) - cell.hidden_gates * H
+            of_x, of_h, of_all = (
+                part.flatten(0, 1) for part in (gates[..., :last], gates[..., first:], gates)
+            )
+            dx = dw_ih = dw_hh = db_ih = db_hh = None
+            if needs[0]:
+                dx = _product(of_x, w_x[:last], states.dtype).unflatten(0, gates.shape[:2])
+            if needs[-4] or needs[-2] or needs[-1]:
+                dw = _product(of_all.t(), inputs.flatten(0, 1), states.dtype)
+                rows, D = _joined(dw[first:last], dw[:first]), w_x.shape[1]
+                dw_ih, db_ih, db_hh = rows[:, :D], rows[:, D], dw[first:, D]
+            if needs[-3]:
+                dw_hh = _product(of_h.t(), operands.flatten(0, 1), states.dtype)
+        return None, None, None, None, dx, *of_state, dw_ih, dw_hh, db_ih, db_hh
 
 
-class Passes(NamedTuple):
-    """The passes of one layer over a window, as functions of tensors alone.
+def _run_backward(
+    cell: Cell,
+    cuts: tuple[int, ...],
+    needs: tuple[bool, ...],
+    buffers: Tensors,
+    grads: tuple[torch.Tensor | None, ...],
+    w_h: torch.Tensor,
+) -> Gradients:
+    """Overwrite the gates by their gradients, the last step first.
 
-    The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``): nine
-    with two states, eight with one. Neither pass synchronises.
+    Args:
+        cell: Kind of layer.
+        cuts: Steps before which the gradient of the state stops.
+        needs: Which tensors of the state before step 0 need a gradient.
+        buffers: Gates, states and episode starts; see ``kernels``.
+        grads: Gradients of the layer's results; None for zeros.
+        w_h: Weights of h. Shape: (rows, H).
+
+    Returns:
+        Gradients of the state before step 0, shape (N, H) each; None if none is needed.
     """
-
-    needs: tuple[bool, ...]
-    """Which of the tensors need a gradient."""
-
-    dtype: torch.dtype
-    """Dtype of the operands of products."""
-
-    cell: Cell
-    """Kind of layer."""
-
-    @products_as_in_layers()
-    def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
-        """Return a layer's results, and the buffers that its backward pass reads and overwrites."""
-        x_TND, *state, w_ih, w_hh, b_ih, b_hh, starts, _ = tensors
-        (T, N, _), H, dtype = x_TND.shape, w_hh.shape[1], self.dtype
-        width, shift, rest = self._columns(w_ih, w_hh)
-        gates = x_TND.new_empty(T, N, width, dtype=dtype)
-        states = x_TND.new_empty(T + 1, len(state), N, H)
-        operands = x_TND.new_empty(T + 1, N, H, dtype=dtype)
-        torch.stack(state, out=states[0])
-        operands[0] = state[0].masked_fill(starts[0].unsqueeze(1), 0.0)
-
-        w_x = functional.pad(w_ih.roll(shift, 0), (0, 0, 0, rest)).to(dtype)
-        bias = functional.pad(b_ih.roll(shift), (0, rest)) + functional.pad(b_hh, (shift, 0))
-        x = x_TND.flatten(0, 1).to(dtype)
-        torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
-
-        run_kernel = _launcher(self.cell, "forward", N, H, gates, states, operands, starts)
-        of_h, w_h = gates[..., shift:], w_hh.to(dtype).t()
-        for t in range(T):
-            of_h[t].addmm_(operands[t], w_h)
-            run_kernel(t)
-        return (states[1:, 0], *states[T, 1:].unbind(0)), (gates, states, operands)
-
-    @products_as_in_layers()
-    def backward(self, tensors: Tensors, kept: Tensors, grads: Tensors) -> Gradients:
-        """Return the gradients of the tensors, given what was kept and those of the results."""
-        x_TND, *state, w_ih, w_hh, _, _, starts, stops = tensors
-        gates, states, operands = kept
-        T, (N, H), dtype = len(gates), state[0].shape, self.dtype
-        width, shift, rest = self._columns(w_ih, w_hh)
-        needs_x, needs_h, needs_w_ih, needs_w_hh = (self.needs[i] for i in (0, 1, -6, -5))
-        grad_hidden, carry = x_TND.new_zeros(N, H, dtype=dtype), torch.zeros_like(states[0])
-        for gradient, given in zip(carry[1:], grads[1:], strict=True):
+    gates, states, starts_TN = buffers
+    (S, _, N, H), T = states.shape, len(gates)
+    of_outputs, *of_second = grads
+    if of_outputs is None:
+        of_outputs = states.new_zeros(T, N, H)
+    zeros = states.new_zeros(1 + S, N, H)
+    dh, carry = zeros[0].to(gates.dtype), zeros[1:]
+    for gradient, given in zip(carry[1:], of_second, strict=True):
+        if given is not None:
             gradient.copy_(given)
-        buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
-        run_kernel = _launcher(self.cell, "backward", N, H, *buffers)
-        of_h, w_h = gates[..., shift:], w_hh.to(dtype)
-        for t in reversed(range(T)):
-            run_kernel(t)
-            if t > 0 or needs_h:  # otherwise nobody reads dh
-                torch.mm(of_h[t], w_h, out=grad_hidden)
+    buffers = gates, states, of_outputs.contiguous(), dh, carry, starts_TN
+    step, of_h = _kernel(cell, "backward", N * H), gates[..., -len(w_h) :]
+    for t in reversed(range(T)):
+        step(*buffers, t, T, N, H, _BLOCK)
+        if t in cuts:
+            dh.zero_()
+            carry.zero_()
+        elif t > 0 or needs[0]:  # otherwise nobody reads dh
+            torch.mm(of_h[t], w_h, out=dh)
+    if not any(needs):
+        return (None,) * S
+    return carry[0] + dh.masked_fill(starts_TN[0].unsqueeze(1), 0.0), *carry[1:]
 
-        of_x, of_h = gates[..., : width - rest].flatten(0, 1), of_h.flatten(0, 1)
-        dx = dw_ih = dw_hh = None
-        if needs_x:
-            dx = self._product(of_x, w_ih.roll(shift, 0), w_ih.dtype).view_as(x_TND)
-        if needs_w_ih:
-            dw_ih = self._product(of_x.t(), x_TND.flatten(0, 1), w_ih.dtype).roll(-shift, 0)
-        if needs_w_hh:
-            dw_hh = self._product(of_h.t(), operands[:T].flatten(0, 1), w_ih.dtype)
-        biases = gates.sum((0, 1), dtype=w_ih.dtype)
-        dh = grad_hidden.masked_fill(starts[0].unsqueeze(1), 0.0).to(carry.dtype)
-        of_biases = biases[: width - rest].roll(-shift), biases[shift:]
-        return dx, dh + carry[0], *carry[1:], dw_ih, dw_hh, *of_biases, None, None
 
-    def _columns(self, w_ih: torch.Tensor, w_hh: torch.Tensor) -> tuple[int, int, int]:
-        """Return the columns of the gates, those of x alone, which are first, and of h alone.
+@functools.cache
+def _weights_of(cell: Cell) -> Callable[..., Tensors]:
+    """Return a function that makes the weights and the bias of a layer; see ``prepare``."""
 
-        Rolled by the second, torch's order r, z, n of a GRU's input weights becomes n, r, z.
+    def weights(num_envs: int, dtype: torch.dtype, *tensors: torch.Tensor) -> Tensors:
+        """Return the weights of x and of h, and the bias, in the order of the gates.
+
+        The gates of h alone get zeros from x.
         """
-        width = self.cell.num_gates * w_hh.shape[1]
-        return width, width - len(w_hh), width - len(w_ih)
+        w_ih, w_hh, b_ih, b_hh = tensors
+        H, both = w_hh.shape[1], cell.gates * w_hh.shape[1]
+        zeros = w_ih.new_zeros(cell.hidden_gates * H, w_ih.shape[1])
+        w_x = _joined(w_ih[both:], w_ih[:both], zeros)
+        bias = _joined(b_ih[both:], b_ih[:both] + b_hh[:both], b_hh[both:])
+        return w_x.to(dtype), w_hh.to(dtype), bias.to(dtype)
 
-    def _product(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype if torch can."""
-        b = b.to(self.dtype)
-        if self.dtype == dtype:
-            return a @ b
-        if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
-            return torch.mm(a, b, out_dtype=dtype)
-        return (a @ b).to(dtype)
+    return weights
 
 
-def _launcher(
-    cell: Cell, direction: str, N: int, H: int, *buffers: torch.Tensor
-) -> Callable[[int], None]:
-    """Return a function that runs a kernel over the N * H units of a step, given the step."""
-    kernel = _kernels().kernels_of(cell)[direction][-(-N * H // _BLOCK),]
-    return lambda step: kernel(*buffers, step, N, H, _BLOCK)
+def _joined(*rows: torch.Tensor) -> torch.Tensor:
+    """Concatenate along the first dimension; without a copy if only one tensor has rows."""
+    rows = tuple(part for part in rows if len(part))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype if torch can."""
+    if a.dtype == dtype:
+        return a @ b
+    if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
+
+
+def _kernel(cell: Cell, name: str, num_units: int) -> Callable[..., None]:
+    """Return a kernel of a cell that runs over a step's units, N * H."""
+    launch: Callable[..., None] = _kernels().kernels_of(cell)[name][-(-num_units // _BLOCK),]
+    return launch
 
 
 def _kernels() -> ModuleType:

@@ -177,7 +177,7 @@ def test_the_triton_engine_reads_nothing(algorithm_class):
     with triton_engine_on_cpu():
         once: dict[str, Any] = {"num_mini_batches": 1, "num_learning_epochs": 1}
         algorithm = make(algorithm_class, gradient_length=4, scan_engine="triton", **once)
-        for _ in range(2):  # the first update makes its recordings
+        for _ in range(2):  # the first update makes the optimiser's state
             roll_out(algorithm)
             with HostTransfers() as update:
                 algorithm.update()

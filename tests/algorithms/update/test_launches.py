@@ -2,7 +2,6 @@
 
 import pytest
 from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, roll_out_ppo
-from support.launches import run_step_by_step
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -38,15 +37,12 @@ def ppo(num_steps, cell):
 
 @pytest.mark.parametrize("cell", MEMORIES)
 @pytest.mark.parametrize(("make", "num_optimizer_steps"), [(distillation, 2), (ppo, 4)])
-def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
-    make, num_optimizer_steps, cell, monkeypatch
-):
+def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(make, num_optimizer_steps, cell):
     """Nothing else in an update depends on the number of steps of a rollout."""
 
     def launches_of_update(num_steps):
         algorithm, fill, num_layers = make(num_steps, cell)
-        with triton_engine_on_cpu(), monkeypatch.context() as patch:
-            run_step_by_step(patch)
+        with triton_engine_on_cpu():
             fill(algorithm, 0)
             algorithm.update()  # the first one makes the optimiser's state
             fill(algorithm, 1)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
-from support import triton_on_cpu
 from support.fine_tuning import make_fine_tuned
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from support.inside import assert_same, everything
@@ -480,21 +479,6 @@ def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
         algorithm.update()
     assert len(calls) == 2 * 3  # three windows each in the update and in the search
     assert not any(v.requires_grad for v in algorithm.storage.observations.values())
-
-
-def test_the_search_leaves_no_recordings():
-    with triton_on_cpu.triton_engine_on_cpu():
-        algorithm = reinforcing(num_mini_batches=2, scan_engine="triton", non_finite="raise")
-        for seed in range(2):
-            fill(algorithm, seed)
-            algorithm.update()
-        recorded = triton_on_cpu.recordings()
-        assert recorded
-        fill(algorithm, 2)
-        explode(algorithm, [1])
-        with pytest.raises(ValueError, match="the gradients of environments"):
-            algorithm.update()
-        assert triton_on_cpu.recordings() == recorded
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")

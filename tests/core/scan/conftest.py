@@ -12,7 +12,7 @@ import torch
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import CELLS, ENGINES, graphs
+from rsl_tbptt.core.scan import CELLS, ENGINES
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -43,13 +43,12 @@ def engine(request, device):
 
 @pytest.fixture(autouse=True)
 def fresh(request):
-    """Start with nothing chosen and nothing recorded, on a device with products in full precision.
+    """Start with nothing chosen, on a device with products in full precision.
 
     With patches of its own: a test's are undone before those of ``engine``.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "_chosen", {})
-        patch.setattr(graphs, "cached_graphs", graphs.CachedGraphs())
         if request.config.getoption("--device") != "cpu":
             patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         yield

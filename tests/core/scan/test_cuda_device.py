@@ -65,20 +65,26 @@ def test_other_streams(engine, cell):
 @pytest.mark.parametrize("name", ["triton", "auto"])
 def test_inside_the_callers_own_graph(name):
     case = on_gpu("GRU", 1, 6, 5, 0.3)
-    expected, _ = recurrent_scan(*case, "reference")
-    with torch.no_grad():
-        recurrent_scan(*case, name)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outputs, _ = recurrent_scan(*case, name)
-        graph.replay()
-    torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
+
+    def run(engine):
+        outputs, _ = recurrent_scan(*case, engine)
+        return outputs, *torch.autograd.grad(outputs, case[0].parameters(), outputs.detach())
+
+    expected, stream = run("reference"), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(name)  # compiles the kernels
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        results = run(name)
+    graph.replay()
+    assert_all_close(results, expected, **EXACT_FLOAT64)
 
 
 @pytest.mark.engines("triton")
 @pytest.mark.parametrize("autocast", [False, True])
-def test_auto_takes_graphs_without_a_warning(engine, cell, dtype, autocast):
+def test_auto_takes_the_engine_without_a_warning(engine, cell, dtype, autocast):
     rnn = CELLS[cell](D, 4, device="cuda", dtype=dtype)
     with warnings.catch_warnings(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         warnings.simplefilter("error")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.launches import run_step_by_step
-from support.scan_cases import assert_all_close, make_case, values_and_gradients
+from support.scan_cases import H, assert_all_close, make_case, values_and_gradients
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import CELLS, graphs, recurrent_scan, triton
+from rsl_tbptt.core.scan import CELLS, recurrent_scan, triton, unchanged_weights
 from rsl_tbptt.core.scan.cells import OF_TORCH
 from scripts.benchmark.launches import Launches
 
@@ -62,11 +62,8 @@ def test_the_host_never_asks_the_device(launches):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
-    launches, cell, monkeypatch, autocast
-):
+def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(launches, cell, autocast):
     """All else that is launched does not depend on the number of steps."""
-    run_step_by_step(monkeypatch)
     forward, backward = ["addmm_", f"{cell.lower()}_forward"], [f"{cell.lower()}_backward", "mm"]
     for with_backward, expected in ((False, forward), (True, forward + backward)):
         short, long = (
@@ -74,6 +71,55 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
         )
         more = {name: long.count(name) - short.count(name) for name in {*short, *long}}
         assert {name: n for name, n in more.items() if n} == dict.fromkeys(expected, 2 * L)
+
+
+BEYOND_STEPS = {"LSTM": (6, 3), "GRU": (9, 4), "SRU": (8, 4)}
+"""Launches of a layer's forward and backward pass besides a product and a kernel for each step."""
+
+
+@pytest.mark.parametrize("needs_dx", [False, True])
+def test_a_layer_launches_little_beyond_its_steps(engine, cell, device, needs_dx):
+    """Accelerators wait a microsecond or more for each launch, however small."""
+    rnn, inputs, state, starts = make_case(cell, 1, T, 4, 0.3, device=device)
+    leaves = [*rnn.parameters(), *[inputs.requires_grad_(needs_dx)] * needs_dx]
+    gradient = torch.ones(T, 4, H, dtype=inputs.dtype, device=device)
+    with Launches() as launched:
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+        num_forward = len(launched.names)
+        torch.autograd.grad(outputs, leaves, gradient)
+    forward, backward = launched.names[:num_forward], launched.names[num_forward:]
+    beyond = len(forward) - 2 * T, len(backward) - (2 * T - 1)  # step 0 has no product backward
+    of_forward, of_backward = BEYOND_STEPS[cell]
+    assert beyond == (of_forward, of_backward + needs_dx), launched.names
+
+
+def test_windows_share_what_is_made_of_unchanged_weights(engine, cell, device):
+    rnn, *window = make_case(cell, 1, T, 4, 0.3, device=device)
+    seen = []
+    with unchanged_weights(), torch.no_grad():
+        for _ in range(2):
+            with Launches() as launched:
+                seen.append((recurrent_scan(rnn, *window, engine), launched.names))
+        rnn.weight_ih_l0.mul_(2.0)
+    of_weights = {"LSTM": ["add"], "GRU": ["new_zeros", "cat", "add", "cat"]}
+    of_weights["SRU"] = of_weights["GRU"][1:]
+    (first, of_first), (second, of_second) = seen
+    assert of_first == of_weights[cell] + of_second
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    changed, expected = (recurrent_scan(rnn, *window, name)[0] for name in (engine, "reference"))
+    torch.testing.assert_close(changed, expected, **EXACT_FLOAT64)
+
+
+def test_a_change_of_what_the_backward_pass_reads_is_refused(engine, cell, device):
+    rnn, inputs, state, starts = make_case(cell, 1, 4, 3, 0.3, device=device)
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        outputs.mul_(2.0)
+    with torch.no_grad():
+        rnn.weight_hh_l0.mul_(2.0)
+    total = outputs.sum()
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        total.backward()
 
 
 def test_no_program_reads_what_another_writes(engine, cell, device, monkeypatch):
@@ -86,7 +132,6 @@ def test_no_program_reads_what_another_writes(engine, cell, device, monkeypatch)
     one_program = values_and_gradients(*case, engine)
     for size in (8, 2):
         monkeypatch.setattr(triton, "_BLOCK", size)
-        monkeypatch.setattr(graphs, "cached_graphs", graphs.CachedGraphs())
         assert_all_close(values_and_gradients(*case, engine), one_program, rtol=0, atol=0)
 
 
@@ -102,11 +147,11 @@ def tanh_of(x):
     num_envs = len(x)
     gates = x.new_zeros(1, num_envs, 4)
     gates[0, :, 0], gates[0, :, 2] = x, -math.inf
-    states, operands = x.new_zeros(2, 1, num_envs, 1), x.new_zeros(2, num_envs, 1)
-    starts = torch.zeros(2, num_envs, dtype=torch.bool, device=x.device)
-    buffers = gates, states, operands, starts
-    triton._launcher(OF_TORCH["GRU"], "forward", num_envs, 1, *buffers)(0)
-    return states[1].flatten()
+    states, operands = x.new_zeros(1, 2, num_envs, 1), x.new_zeros(1, num_envs, 1)
+    starts = torch.zeros(1, num_envs, dtype=torch.bool, device=x.device)
+    run = triton._kernel(OF_TORCH["GRU"], "forward", num_envs)
+    run(gates, states, operands, starts, 0, 1, num_envs, 1, triton._BLOCK)
+    return states[0, 1].flatten()
 
 
 def test_tanh_is_right_to_the_last_digits_over_all_sizes(engine, dtype, device):
@@ -132,7 +177,7 @@ def test_kernels_compile_for_gpus_and_load_16_bytes_at_once(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assemblies = json.loads(result.stdout)
-    assert len(assemblies) == 3 * 2 * len(CELLS) * 3  # targets, kernels, dtypes
+    assert len(assemblies) == 3 * 3 * len(CELLS) * 3  # targets, kernels, dtypes
     for name, assembly in assemblies.items():
         if re.match("(80|90) .* fp32 fp32", name):
             assert re.search(r"ld\.global\S*\.v4", assembly), name

@@ -1,0 +1,164 @@
+"""The student of a distillation as it is replayed, and what its optimiser steps report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rsl_rl.storage import RolloutStorage
+
+from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BUFFER, BehaviorLoss
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
+from rsl_tbptt.algorithms.extensions.weights import OPTION, or_one
+from rsl_tbptt.algorithms.health import FirstReplay
+from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.replay import Replay
+from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience, weights_of
+from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.accumulate import Loss
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.rollout import Batch, Rollout
+from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+
+
+class Student:
+    """The student's replay, its loss and the schedule of its windows."""
+
+    def __init__(
+        self,
+        model: MLPModel,
+        loss: BehaviorLoss,
+        options: DistillationOptions,
+        storage: RolloutStorage,
+        extensions: Sequence[Extension],
+        experience: Experience,
+        *,
+        has_weights: bool,
+    ) -> None:
+        """Choose how the student is replayed.
+
+        Args:
+            model: The student.
+            loss: Loss between student and teacher.
+            options: Lengths of windows, precision and other options.
+            storage: The storage of rollouts.
+            extensions: Wrap the loss; auxiliary heads and mirrored robots are replayed, too.
+            experience: The rollouts that are replayed.
+            has_weights: Whether samples have weights.
+        """
+        num_steps = storage.num_transitions_per_env
+        lengths = (options.gradient_length, options.update_length)
+        groups = tbptt_schedule(num_steps, *lengths, tail=options.tail)
+        self.groups = [group for group in groups if group[-1].num_loss_steps > 0]
+        """The windows of each optimiser step of a pass."""
+        self._dropped_tail = groups[len(self.groups) :]
+        self.num_loss_steps = sum(w.num_loss_steps for group in groups for w in group)
+        """Steps of a rollout that enter the loss."""
+        steps_per_group = num_steps_of_full_group(num_steps, *lengths)
+        self.flushed_steps = self.num_loss_steps % steps_per_group
+        """Steps in a last, shorter group."""
+        self._steps_in_mean = steps_per_group if options.loss_reduction == "mean" else 1
+        (heads,) = (each for each in extensions if isinstance(each, AuxiliaryHeads))
+        mirrored = next((each for each in extensions if isinstance(each, MirroredRobots)), None)
+        self.first_replay = FirstReplay()
+        """Metrics of the first replay of an update."""
+        self.replay = Replay(
+            model,
+            loss.head,
+            options=options,
+            num_envs=experience.largest_mini_batch,
+            num_robots=mirrored.num_robots if mirrored else 1,
+            window_length=min(options.gradient_length, num_steps),
+            heads=heads.outputs,
+            first_replay=self.first_replay,
+        )
+        if mirrored:
+            mirrored.replays = {STUDENT: self.replay}
+        # Labels of weight 0 may be arbitrary.
+        measures_labels = loss.of_actions and not has_weights
+        self.loss: Loss = self.first_replay.beside(loss, ACTIONS) if measures_labels else loss
+        """The loss of an optimiser step."""
+        for extension in extensions:
+            self.loss = extension.wrap(self.loss)
+        self._has_weights, self._means_of = has_weights, (*loss.reported_names, *heads.reported)
+        own = (name for each in extensions if each is not heads for name in each.reported)
+        self.reported = (*self._means_of, *own)
+        """Names of the sums that an optimiser step reports."""
+
+    def divisor(
+        self, rollout: Rollout, drawn: Drawn, ranks: Ranks
+    ) -> tuple[int | torch.Tensor, torch.Tensor | None]:
+        """Return M of a mini-batch's groups over all ranks, and the sums of its weights, (2,).
+
+        A sequence counts by the mean weight of its steps, so that a sample has the same weight
+        in every group of windows. Without weights there are no sums.
+        """
+        if rollout.weights is None:
+            return self._steps_in_mean * drawn.num_sequences, None
+        weights = rollout.weights[: self.num_loss_steps]
+        sums = weights_of(weights, drawn.columns, len(drawn.envs))
+        num_sequences = or_one(ranks.sum_tensor(sums.sum()) / self.num_loss_steps)
+        return self._steps_in_mean * num_sequences, sums
+
+    def end_state(
+        self, rollout: Rollout, drawn: Drawn, state: HiddenState, num_parts: int
+    ) -> HiddenState:
+        """Return the state of a mini-batch's environments after the rollout, dropped steps too.
+
+        Args:
+            rollout: The rollout.
+            drawn: The mini-batch.
+            state: Its state after the last group. Shape: (L, n + m, H).
+            num_parts: Minimum number of micro-batches.
+        """
+        columns = drawn.columns[: len(drawn.envs)]
+        state = hidden_state.select_envs(state, slice(len(columns)))
+        batch = Batch(rollout, torch.zeros_like(columns), columns)
+        for group in self._dropped_tail:
+            state, _ = self.replay.accumulate(
+                group, batch, state, self.loss, 1, num_micro_batches=num_parts
+            )
+        return state
+
+    def add_gradients(
+        self, rollout: Rollout, columns: torch.Tensor, state: HiddenState, num_parts: int
+    ) -> None:
+        """Add the gradient of a pass over some columns, (n,), to ``.grad``.
+
+        Args:
+            rollout: The rollout.
+            columns: Columns of it.
+            state: The states before its first step. Shape: (L, N, H).
+            num_parts: Minimum number of micro-batches.
+        """
+        state = hidden_state.select_envs(state, columns)
+        batch = Batch(rollout, torch.zeros_like(columns), columns)
+        divisor = self._steps_in_mean * len(columns)
+        for group in (*self.groups, *self._dropped_tail):
+            state, _ = self.replay.accumulate(
+                group, batch, state, self.loss, divisor, num_micro_batches=num_parts
+            )
+
+    def means(
+        self, sums: torch.Tensor, weights: Sequence[Any], sizes: Sequence[Any], ranks: Ranks
+    ) -> dict[str, torch.Tensor]:
+        """Return the means of an update. Shape: () each.
+
+        Args:
+            sums: Sums of the reported values. Shape: (M,).
+            weights: Sums of the weights of newest and past samples in each mini-batch, (2,) each.
+            sizes: Numbers of newest and past samples, over all passes and processes.
+            ranks: The processes.
+        """
+        means: dict[str, torch.Tensor] = dict(zip(self.reported, sums, strict=True))
+        if self._has_weights:
+            total = ranks.sum_tensor(torch.stack(list(weights)).sum(0))
+            means[OPTION], sizes = total[0] / sizes[0], or_one(total)
+        for name in self._means_of:
+            means[name] = means[name] / sizes[name == BUFFER]
+        return means
