@@ -12,7 +12,7 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.actor_critic import ActorCritic, normalization
+from rsl_tbptt.algorithms.actor_critic import ActorCritic
 from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
@@ -52,7 +52,6 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
-from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.models.protocol import check_rnn_types
 
 
@@ -144,12 +143,8 @@ class TbpttPPO(Algorithm, PPO):
         first = [mirrored] if mirrored else []
         self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]
         self._bootstrap = TruncationBootstrap(critic, storage)
-        self.gradient = ActorCritic(actor, critic, options, self.batches, heads, mirrored)
+        self.gradient = ActorCritic(actor, critic, options, self.batches, self.extensions)
         """Actor and critic as they are replayed."""
-        own = (name for extension in self.extensions for name in extension.reported)
-        of_losses = ("kl", "value", *self.gradient.policy_loss.reported)
-        self._reported = (*of_losses, *own)
-        self._has_own_gradient = bool(heads.reported)
         self.states: list[tuple[HiddenState, HiddenState]] = []
         """States of actor and critic before the first steps of segments; (L, N, H) each."""
         self._step_batches = step_batches(sizes[0], self.batches.num_samples // sizes[0], device)
@@ -285,7 +280,8 @@ class TbpttPPO(Algorithm, PPO):
         num_parts, steps, health = self.transaction.num_micro_batches, [], {}
         for _ in range(self.options.num_learning_epochs):
             for segments, num_samples in self.batches.draw():
-                scales = self._scales(segments, num_samples)
+                arguments = segments, num_samples, self._ranks
+                scales = self.gradient.scales(self._rollouts[2], *arguments)
                 fixed = {"num_samples": num_samples, "holds_actor": holds_actor}
                 options = {"num_parts": num_parts, "first": not steps, "concludes": concludes}
                 results = self.recorder(self.step, segments, scales, **fixed, **options)
@@ -313,7 +309,7 @@ class TbpttPPO(Algorithm, PPO):
 
         Args:
             segments: The segments of the mini-batch; see ``Indices``.
-            scales: What the mini-batch is normalised by; see ``normalization``.
+            scales: What the mini-batch is normalised by; see ``ActorCritic.scales``.
             num_samples: Its samples, over all processes.
             num_parts: Minimum number of micro-batches, which run one after the other.
             holds_actor: Whether the actor's own gradient is discarded. Its auxiliary heads learn
@@ -325,42 +321,20 @@ class TbpttPPO(Algorithm, PPO):
             The results of :meth:`conclude`, or its arguments.
         """
         self._zero_grad()
-        sums: dict[str, torch.Tensor] = {}
-        scales = dict(scales)
+        gradient, scales, sums = self.gradient, dict(scales), {}
         divisor = scales.pop("divisor", num_samples)
-        objectives = self.gradient.objectives(
-            self._rollouts, self._states, self.extensions, **scales
-        )
-        with self.gradient.first_replay.watching(first):
-            for index, (objective, learns) in enumerate(
-                zip(objectives, (not holds_actor or self._has_own_gradient, True), strict=True)
-            ):
-                with self.recorder.stream(index), torch.set_grad_enabled(learns):
-                    for group, (steps, columns, places) in zip(
-                        self.batches.groups, segments, strict=True
-                    ):
-                        _, found = objective.replay.accumulate(
-                            group,
-                            Batch(objective.rollout, steps, columns),
-                            hidden_state.select_envs(objective.states, places),
-                            objective.loss,
-                            divisor,
-                            num_micro_batches=num_parts,
-                            coef=objective.coef,
-                        )
-                        for name, value in found.items():
-                            sums[name] = sums[name] + value if name in sums else value
+        learns = not holds_actor or gradient.has_heads, True
+        with gradient.first_replay.watching(first):
+            objectives = gradient.objectives(self._rollouts, self._states, **scales)
+            for index, objective in enumerate(objectives):
+                with self.recorder.stream(index), torch.set_grad_enabled(learns[index]):
+                    sums |= objective.accumulate(self.batches.groups, segments, divisor, num_parts)
             for extension in self.extensions:
                 sums |= extension.accumulate(self._rollouts[2], segments, num_samples, num_parts)
             self.recorder.join()
-        health: dict[str, torch.Tensor] = {}
-        if first:
-            if not holds_actor:
-                self.gradient.actor.check_gradient("policy_loss and teacher_loss")
-            self.gradient.critic.check_gradient("the value loss")
-            health = self.gradient.first_replay.metrics()
+        health = gradient.health(holds_actor=holds_actor) if first else {}
         zero = torch.zeros_like(sums["kl"])
-        reported = torch.stack([sums.get(name, zero) for name in self._reported])
+        reported = torch.stack([sums.get(name, zero) for name in gradient.reported])
         results = reported, health, self._gradients()
         if not concludes:
             return results
@@ -403,7 +377,7 @@ class TbpttPPO(Algorithm, PPO):
 
     def _begin_update(self) -> None:
         """Put everything that the steps of an update read into its place."""
-        rollouts, states = self._rollouts_of_storage()
+        rollouts, states = self.gradient.rollouts(self.storage, self.states)
         names = "actor", "critic", "everything"
         pairs = zip(names, rollouts, strict=True)
         self._rollouts = [self._placed(name, rollout) for name, rollout in pairs]
@@ -412,36 +386,14 @@ class TbpttPPO(Algorithm, PPO):
         self.gradient.policy_loss.begin_update(self.imitation.coef)
         self._begin_steps(self._rollouts[0].labels.keys())
 
-    def _rollouts_of_storage(self) -> tuple[list[Rollout], Sequence[HiddenState]]:
-        """View the storage as rollouts that start with the recorded states."""
-        states = list(map(hidden_state.concatenate_envs, zip(*self.states, strict=True)))
-        return self.gradient.rollouts(self.storage, states, self.extensions)
-
-    def _scales(
-        self, segments: Sequence[torch.Tensor], num_samples: int
-    ) -> dict[str, torch.Tensor]:
-        """Return what a mini-batch is normalised by."""
-        of_advantages = self.options.normalize_advantage_per_mini_batch
-        everything, ranks = self._rollouts[2], self._ranks
-        return normalization(
-            self.batches, segments, num_samples, everything, ranks, of_advantages=of_advantages
-        )
-
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        self._rollouts, self._states = self._rollouts_of_storage()
+        self._rollouts, self._states = self.gradient.rollouts(self.storage, self.states)
         self.gradient.policy_loss.begin_update(self.imitation.coef)
         segments, num_samples = self.batches.of_envs(envs)
-        scales = normalization(
-            self.batches,
-            segments,
-            num_samples,
-            self._rollouts[2],
-            Ranks(together=False),
-            of_advantages=self.options.normalize_advantage_per_mini_batch,
-        )
-        self.step(
-            segments, scales, num_samples=num_samples, num_parts=num_micro_batches, concludes=False
-        )
+        arguments = segments, num_samples, Ranks(together=False)
+        scales = self.gradient.scales(self._rollouts[2], *arguments)
+        sizes = {"num_samples": num_samples, "num_parts": num_micro_batches}
+        self.step(segments, scales, **sizes, concludes=False)
 
     def _update_normalization(self) -> None:
         """Update the normalisers with the rollout."""
@@ -454,7 +406,7 @@ class TbpttPPO(Algorithm, PPO):
     ) -> dict[str, torch.Tensor]:
         """Return the metrics of an update with these optimiser steps, (S, M). Shape: () each."""
         stored, models = self.storage, {**self._models, "teacher": self.imitation.teacher}
-        names = (*self._reported, "actor_grad_norm", "critic_grad_norm")
+        names = (*self.gradient.reported, "actor_grad_norm", "critic_grad_norm")
         health = {
             **health,
             "explained_variance/critic": explained_variance(stored.values, stored.returns),
