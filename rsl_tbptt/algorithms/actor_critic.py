@@ -20,10 +20,12 @@ from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.policy_losses import PolicyLoss, labels_of, mean_and_scale, value_loss
 from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Batch, Rollout
+from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import action_head, distribution_head
 
 
@@ -40,6 +42,36 @@ class Objective:
     coef: float = 1.0
     """Weight of the loss compared with others."""
 
+    def accumulate(
+        self,
+        groups: Sequence[Group],
+        segments: Sequence[torch.Tensor],
+        divisor: int | torch.Tensor,
+        num_parts: int,
+    ) -> dict[str, torch.Tensor]:
+        """Add the gradient of a mini-batch to the model's; return sums of the reported values.
+
+        Args:
+            groups: Windows of the segments.
+            segments: The segments of each group; see ``Indices``.
+            divisor: Divisor of the sum of per-sample losses.
+            num_parts: Minimum number of micro-batches.
+        """
+        sums: dict[str, torch.Tensor] = {}
+        for group, (steps, columns, places) in zip(groups, segments, strict=True):
+            _, found = self.replay.accumulate(
+                group,
+                Batch(self.rollout, steps, columns),
+                hidden_state.select_envs(self.states, places),
+                self.loss,
+                divisor,
+                num_micro_batches=num_parts,
+                coef=self.coef,
+            )
+            for name, value in found.items():
+                sums[name] = sums[name] + value if name in sums else value
+        return sums
+
 
 class ActorCritic:
     """The replays of actor and critic, on single steps if neither has memory."""
@@ -50,8 +82,7 @@ class ActorCritic:
         critic: MLPModel,
         options: PpoOptions,
         batches: Batches,
-        heads: AuxiliaryHeads,
-        mirrored: MirroredRobots | None,
+        extensions: Sequence[Extension],
     ) -> None:
         """Choose how the models are replayed.
 
@@ -60,10 +91,13 @@ class ActorCritic:
             critic: Value function.
             options: Precision, losses and other options.
             batches: The mini-batches.
-            heads: The actor's auxiliary heads.
-            mirrored: Mirror images of the robots, if any.
+            extensions: Add labels and wrap the actor's loss; auxiliary heads and mirrored robots
+                are replayed, too.
         """
-        self._options, self._mirrored, self._state_steps = options, mirrored, batches.state_steps
+        (heads,) = (each for each in extensions if isinstance(each, AuxiliaryHeads))
+        mirrored = next((each for each in extensions if isinstance(each, MirroredRobots)), None)
+        self._options, self._batches, self._extensions = options, batches, extensions
+        self._mirrored = mirrored
         self.first_replay = FirstReplay()
         """Metrics of the first replay of an update."""
         num_robots = mirrored.num_robots if mirrored else 1
@@ -86,23 +120,26 @@ class ActorCritic:
             learning = {ACTOR: self.actor, CRITIC: self.critic}
             mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
+        own = (name for extension in extensions for name in extension.reported)
+        self.reported = ("kl", "value", *self.policy_loss.reported, *own)
+        """Names of the sums that an optimiser step reports."""
+        self.has_heads = bool(heads.reported)
+        """Whether the actor's replay trains auxiliary heads, too."""
 
     def rollouts(
         self,
         storage: RolloutStorage,
-        states: Sequence[HiddenState],
-        extensions: Sequence[Extension],
+        states: Sequence[tuple[HiddenState, HiddenState]],
     ) -> tuple[list[Rollout], Sequence[HiddenState]]:
         """View a full storage, with advantages and returns, as rollouts.
 
         Args:
             storage: The storage.
-            states: Stored states of actor and critic, (L, S * N, H) for S stored steps.
-            extensions: Add labels of the actor's loss.
+            states: States of actor and critic before each of S steps. Shape: (L, N, H) each.
 
         Returns:
             Rollouts with the observations of the actor, with those of the critic, and with all, and
-            the states of actor and critic; of all robots with mirror images.
+            the states of actor and critic, (L, S * N, H); of all robots with mirror images.
         """
         assert storage.distribution_params is not None
         dones, stored = storage.dones.squeeze(-1).bool(), storage.observations
@@ -117,15 +154,16 @@ class ActorCritic:
             "log_prob": storage.actions_log_prob.squeeze(-1),
             **labels_of("old", storage.distribution_params),
         }
-        for extension in extensions:
+        for extension in self._extensions:
             behaviour |= extension.labels(dones)
         targets = {"returns": storage.returns, "values": storage.values}
-        seen, states = self._seen(stored, states, everything.episode_starts)
+        joined = [hidden_state.concatenate_envs(each) for each in zip(*states, strict=True)]
+        seen, joined = self._seen(stored, joined, everything.episode_starts)
         if self._mirrored and self._mirrored.augments:
             behaviour, targets = map(self._mirrored.images_of, (behaviour, targets))
         actor = everything.with_observations(seen[0], behaviour, weights)
         critic = everything.with_observations(seen[1], targets, weights)
-        return [actor, critic, everything.with_observations(stored, advantages, weights)], states
+        return [actor, critic, everything.with_observations(stored, advantages, weights)], joined
 
     def _seen(
         self, stored: TensorDict, states: Sequence[HiddenState], episode_starts: torch.Tensor
@@ -145,7 +183,7 @@ class ActorCritic:
         obs = mirrored.obs(groups)
         seen = [observations_of(model, obs) for model in models]
         deduplicate_frames(*seen)
-        states = mirrored.run(states, seen, episode_starts, self._state_steps)
+        states = mirrored.run(states, seen, episode_starts, self._batches.state_steps)
         if not mirrored.augments:
             seen.append(observations_of(self.critic.model, stored))
             deduplicate_frames(seen[-1])
@@ -155,7 +193,6 @@ class ActorCritic:
         self,
         rollouts: Sequence[Rollout],
         states: Sequence[HiddenState],
-        extensions: Sequence[Extension],
         **normalization: torch.Tensor,
     ) -> tuple[Objective, Objective]:
         """Return the objectives of actor and critic.
@@ -163,12 +200,11 @@ class ActorCritic:
         Args:
             rollouts: Results of :meth:`rollouts`.
             states: Results of :meth:`rollouts`.
-            extensions: Wrap the actor's loss.
             **normalization: Offset and scale of advantages; see :class:`PolicyLoss`.
         """
         options = self._options
         loss: Loss = partial(self.policy_loss, **normalization)
-        for extension in extensions:
+        for extension in self._extensions:
             loss = extension.wrap(loss)
         clip = options.clip_param if options.use_clipped_value_loss else None
         of_values: Loss = partial(value_loss, clip=clip)
@@ -179,45 +215,36 @@ class ActorCritic:
             Objective(self.critic, rollouts[1], states[1], of_values, options.value_loss_coef),
         )
 
+    def scales(
+        self, everything: Rollout, segments: Sequence[torch.Tensor], num_samples: int, ranks: Ranks
+    ) -> dict[str, torch.Tensor]:
+        """Return what a mini-batch is normalised by, over all ranks, which exchange sums for it.
 
-def normalization(
-    batches: Batches,
-    segments: Sequence[torch.Tensor],
-    num_samples: int,
-    everything: Rollout,
-    ranks: Ranks,
-    *,
-    of_advantages: bool,
-) -> dict[str, torch.Tensor]:
-    """Return what a mini-batch is normalised by, over all ranks, which exchange sums for it.
+        Args:
+            everything: The third result of :meth:`rollouts`.
+            segments: The segments of the mini-batch.
+            num_samples: Its samples, over all processes.
+            ranks: The processes that have a share of the mini-batch.
 
-    Args:
-        batches: The mini-batches.
-        segments: The segments of this one.
-        num_samples: Its samples, over all processes.
-        everything: The rollout, with the label ``advantages``.
-        ranks: The processes that have a share of the mini-batch.
-        of_advantages: Whether advantages are normalised over it.
+        Returns:
+            "offset" and "scale" of advantages if they are normalised over mini-batches; "divisor",
+            the sum of weights, if samples have weights. Shape: () each.
+        """
+        of_advantages = self._options.normalize_advantage_per_mini_batch
+        weights, scales = everything.rows.weights, {}
+        if not of_advantages and weights is None:
+            return scales
+        rows = self._batches.loss_rows(segments)
+        if of_advantages:
+            advantages = everything.rows.labels["advantages"][rows]
+            scales["offset"], scales["scale"] = mean_and_scale(advantages, num_samples, ranks)
+        if weights is not None:
+            scales["divisor"] = ranks.sum_tensor(weights[rows].sum())
+        return scales
 
-    Returns:
-        "offset" and "scale" of advantages, and "divisor" if samples have weights: their sum. Shape:
-        () each. Without weights the divisor is the number of samples.
-    """
-    if not of_advantages and everything.weights is None:
-        return {}
-    pairs = zip(batches.groups, segments, strict=True)
-    rows = torch.cat(
-        [
-            Batch(everything, steps, columns)
-            .row_indices(group[0].loss_start, group[-1].stop)
-            .flatten()
-            for group, (steps, columns, _) in pairs
-        ]
-    )
-    found = {}
-    if of_advantages:
-        own = everything.rows.labels["advantages"][rows]
-        found["offset"], found["scale"] = mean_and_scale(own, num_samples, ranks)
-    if everything.rows.weights is not None:
-        found["divisor"] = ranks.sum_tensor(everything.rows.weights[rows].sum())
-    return found
+    def health(self, *, holds_actor: bool) -> dict[str, torch.Tensor]:
+        """Check that the losses of a first step have gradients; return its measurements."""
+        if not holds_actor:
+            self.actor.check_gradient("policy_loss and teacher_loss")
+        self.critic.check_gradient("the value loss")
+        return self.first_replay.metrics()

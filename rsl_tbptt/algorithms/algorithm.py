@@ -198,7 +198,7 @@ class Algorithm:
             self.options,
             self._ranks,
             others=self._kept,
-            stateful_models=self._stateful_models,
+            stateful_models=lambda: [*self.stateful_models().values()],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
             on_drop=self._drop_rollout,
@@ -209,8 +209,8 @@ class Algorithm:
         """Return the objects whose attributes an update replaces."""
         return [self, *chain.from_iterable(each.kept() for each in self.extensions)]
 
-    def _stateful_models(self) -> list[Any]:
-        """Return all models with hidden states."""
+    def stateful_models(self) -> dict[str, Any]:
+        """Return all models with hidden states, by their roles in checkpoints."""
         raise NotImplementedError
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:

@@ -106,6 +106,14 @@ class Batches:
         ]
         return self._of(numbers, self._num_loss_steps(numbers))
 
+    def loss_rows(self, segments: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the places, in a rollout's ``rows``, of the samples that enter the loss: (K,)."""
+        rows = []
+        for group, (first_steps, envs, _) in zip(self.groups, segments, strict=True):
+            steps = torch.arange(group[0].loss_start, group[-1].stop, device=envs.device)
+            rows.append(((first_steps + steps.unsqueeze(1)) * self._num_envs + envs).flatten())
+        return torch.cat(rows)
+
     def _of(self, numbers: Sequence[torch.Tensor], num_samples: int) -> Indices:
         pairs = zip(self._indices, numbers, strict=True)
         return Indices(tuple(indices[:, own] for indices, own in pairs), num_samples)

@@ -162,8 +162,9 @@ class DistillationRollouts(Algorithm, Distillation):
         self.student.reset(dones)
         self.teacher.reset(dones)
 
-    def _stateful_models(self) -> list[Any]:
-        return [self._raw_student, *models_by_role(self._raw_teacher).values()]
+    def stateful_models(self) -> dict[str, Any]:
+        """Return all models with hidden states, by their roles in checkpoints."""
+        return {"student": self._raw_student, **models_by_role(self._raw_teacher)}
 
     def _read_groups(self) -> set[str]:
         return self._read_by([self._raw_student, self._raw_teacher])

@@ -8,56 +8,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
-from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.actor_critic import ActorCritic, normalization
-from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.actor_critic import ActorCritic
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
-from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
+from rsl_tbptt.algorithms.extensions.imitation import Imitation
 from rsl_tbptt.algorithms.extensions.rnd import RndTraining
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
-from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import (
-    check_optimizer,
     follow_kl,
     set_rate,
     step_at,
     step_batches,
     update_normalization,
 )
-from rsl_tbptt.algorithms.options import (
-    PpoArguments,
-    PpoOptions,
-    check_runner_keys,
-    has_attributes_of,
-    takes,
-)
-from rsl_tbptt.algorithms.policy_losses import store_advantages
-from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
+from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attributes_of, takes
+from rsl_tbptt.algorithms.ppo_rollouts import PpoRollouts
+from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
-from rsl_tbptt.algorithms.truncation_bootstrap import (
-    TruncationBootstrap,
-    value_without_advancing,
-)
-from rsl_tbptt.checkpoints.describing import check_fits, model_configs
-from rsl_tbptt.checkpoints.reading import check_matches
-from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
+from rsl_tbptt.algorithms.truncation_bootstrap import TruncationBootstrap
 from rsl_tbptt.compat.versions import PPO, MLPModel, clip_gradients
-from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
-from rsl_tbptt.core.rollout import Batch, Rollout
-from rsl_tbptt.models.protocol import check_rnn_types
 
 
 @has_attributes_of(PpoOptions)
-class TbpttPPO(Algorithm, PPO):
+class TbpttPPO(PpoRollouts):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. A mini-batch is a set of
@@ -144,54 +123,13 @@ class TbpttPPO(Algorithm, PPO):
         first = [mirrored] if mirrored else []
         self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]
         self._bootstrap = TruncationBootstrap(critic, storage)
-        self.gradient = ActorCritic(actor, critic, options, self.batches, heads, mirrored)
+        self.gradient = ActorCritic(actor, critic, options, self.batches, self.extensions)
         """Actor and critic as they are replayed."""
-        own = (name for extension in self.extensions for name in extension.reported)
-        of_losses = ("kl", "value", *self.gradient.policy_loss.reported)
-        self._reported = (*of_losses, *own)
-        self._has_own_gradient = bool(heads.reported)
-        self.states: list[tuple[HiddenState, HiddenState]] = []
-        """States of actor and critic before the first steps of segments; (L, N, H) each."""
+        self.states = []
         self._step_batches = step_batches(sizes[0], self.batches.num_samples // sizes[0], device)
         replays = self.gradient.actor, self.gradient.critic
         self._prepare_recording(replays, [p for each in replays for p in each.parameters])
         self._make_transaction(models, max_micro_batches=self.batches.num_envs_of_largest)
-
-    @staticmethod
-    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
-        """Build models, storage and algorithm from the runner's config, as rsl_rl does.
-
-        Args:
-            obs: Observations of the environment; groups that are no tensors are left out.
-            env: The environment.
-            cfg: The runner's config. The teacher of ``teacher_cfg`` sees observation set "teacher".
-                "check_for_nan" is set to False: the algorithm checks instead.
-            device: Device of the update.
-
-        Raises:
-            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
-                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
-        """
-        check_runner_keys(cfg)
-        check_rnn_types(cfg)
-        configs = model_configs(cfg)
-        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
-        algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        if isinstance(algorithm, TbpttPPO):
-            algorithm._join_runner(obs, env, cfg, configs)
-            teacher_cfg = algorithm.options.teacher_cfg
-            if teacher_cfg is not None and algorithm.options.teacher_coef > 0:
-                algorithm.set_teacher(build_teacher(obs, env, cfg, teacher_cfg, device))
-        return algorithm
-
-    def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the teacher's model; its parameters come from a checkpoint or ``teacher_checkpoint``.
-
-        Raises:
-            NotImplementedError: If its distribution is of another kind than the actor's, which
-                ``teacher_loss="kl"`` needs.
-        """
-        self.imitation.set_teacher(teacher)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
@@ -202,70 +140,6 @@ class TbpttPPO(Algorithm, PPO):
         largest = self.batches.num_envs_of_largest
         sizes = Sizes(largest, self.gradient.actor.least_micro_batches(largest))
         return self.transaction.plan_memory(sizes, self.parameters)
-
-    def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample actions (N, A) for observations (N,) and record the values that the update needs.
-
-        Raises:
-            ValueError: If training starts here and the teacher is missing or options do not fit the
-                number of environments; or if observations differ in form from the first ones.
-        """
-        if not self._started:  # playing needs neither a teacher nor many environments
-            for extension in self.extensions:
-                extension.start_training()
-            self._ranks.run_together(self.batches.check_training)
-            self._started = True
-        obs, step = self._begin_step(obs), self.storage.step
-        if step == 0:
-            self.states = []
-        if step in self.batches.state_steps:
-            states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
-            self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
-        for extension in self.extensions:
-            extension.act(obs, step)
-        actions = super().act(obs)
-        self.transition.hidden_states = (None, None)
-        return actions.clone()  # the environment may change them
-
-    def process_env_step(
-        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
-    ) -> None:
-        """Store the step and clear the states of finished episodes.
-
-        The normaliser is updated at the end of ``update()``, so that the replay uses the same one.
-
-        Args:
-            obs: Next observations; RND computes its reward from them.
-            rewards: Rewards, shape (N,).
-            dones: Which episodes ended with this step, shape (N,).
-            extras: May have "time_outs", shape (N,): episodes that ended by time alone, whose
-                bootstrap value is added to the reward; and "final_obs", before any reset.
-
-        Raises:
-            ValueError: If :class:`StepChecks` or :class:`TruncationBootstrap` rejects the step.
-        """
-        rewards, dones = self.step_checks.step(obs, rewards, dones)
-        assert self.transition.values is not None
-        beyond = self._bootstrap(self.critic, self.transition.values, extras)
-        self.transition.dones, own = dones, rewards
-        for extension in self.extensions:
-            own = extension.reward(obs, own)
-            extension.process_env_step(self.storage.step, rewards, dones)
-        self.transition.rewards = own + self.options.gamma * beyond
-        self._store_step(self.transition, extras)
-        for model in (self.actor, self.critic):
-            model.reset(dones)
-
-    def compute_returns(self, obs: TensorDict) -> None:
-        """Compute advantages, normalised over all processes, and returns; no state advances.
-
-        ``obs`` follows the last step and has batch size (N,); it is checked as in :meth:`act`.
-        """
-        obs = self.step_checks.observations(obs)
-        last_values = value_without_advancing(self.critic, obs)
-        store_advantages(
-            self.storage, last_values, self.options, self.batches.num_samples, self._ranks
-        )
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:
@@ -285,7 +159,8 @@ class TbpttPPO(Algorithm, PPO):
         num_parts, steps, health = self.transaction.num_micro_batches, [], {}
         for _ in range(self.options.num_learning_epochs):
             for segments, num_samples in self.batches.draw():
-                scales = self._scales(segments, num_samples)
+                arguments = segments, num_samples, self._ranks
+                scales = self.gradient.scales(self._rollouts[2], *arguments)
                 fixed = {"num_samples": num_samples, "holds_actor": holds_actor}
                 options = {"num_parts": num_parts, "first": not steps, "concludes": concludes}
                 results = self.recorder(self.step, segments, scales, **fixed, **options)
@@ -313,7 +188,7 @@ class TbpttPPO(Algorithm, PPO):
 
         Args:
             segments: The segments of the mini-batch; see ``Indices``.
-            scales: What the mini-batch is normalised by; see ``normalization``.
+            scales: What the mini-batch is normalised by; see ``ActorCritic.scales``.
             num_samples: Its samples, over all processes.
             num_parts: Minimum number of micro-batches, which run one after the other.
             holds_actor: Whether the actor's own gradient is discarded. Its auxiliary heads learn
@@ -325,42 +200,20 @@ class TbpttPPO(Algorithm, PPO):
             The results of :meth:`conclude`, or its arguments.
         """
         self._zero_grad()
-        sums: dict[str, torch.Tensor] = {}
-        scales = dict(scales)
+        gradient, scales, sums = self.gradient, dict(scales), {}
         divisor = scales.pop("divisor", num_samples)
-        objectives = self.gradient.objectives(
-            self._rollouts, self._states, self.extensions, **scales
-        )
-        with self.gradient.first_replay.watching(first):
-            for index, (objective, learns) in enumerate(
-                zip(objectives, (not holds_actor or self._has_own_gradient, True), strict=True)
-            ):
-                with self.recorder.stream(index), torch.set_grad_enabled(learns):
-                    for group, (steps, columns, places) in zip(
-                        self.batches.groups, segments, strict=True
-                    ):
-                        _, found = objective.replay.accumulate(
-                            group,
-                            Batch(objective.rollout, steps, columns),
-                            hidden_state.select_envs(objective.states, places),
-                            objective.loss,
-                            divisor,
-                            num_micro_batches=num_parts,
-                            coef=objective.coef,
-                        )
-                        for name, value in found.items():
-                            sums[name] = sums[name] + value if name in sums else value
+        learns = not holds_actor or gradient.has_heads, True
+        with gradient.first_replay.watching(first):
+            objectives = gradient.objectives(self._rollouts, self._states, **scales)
+            for index, objective in enumerate(objectives):
+                with self.recorder.stream(index), torch.set_grad_enabled(learns[index]):
+                    sums |= objective.accumulate(self.batches.groups, segments, divisor, num_parts)
             for extension in self.extensions:
                 sums |= extension.accumulate(self._rollouts[2], segments, num_samples, num_parts)
             self.recorder.join()
-        health: dict[str, torch.Tensor] = {}
-        if first:
-            if not holds_actor:
-                self.gradient.actor.check_gradient("policy_loss and teacher_loss")
-            self.gradient.critic.check_gradient("the value loss")
-            health = self.gradient.first_replay.metrics()
+        health = gradient.health(holds_actor=holds_actor) if first else {}
         zero = torch.zeros_like(sums["kl"])
-        reported = torch.stack([sums.get(name, zero) for name in self._reported])
+        reported = torch.stack([sums.get(name, zero) for name in gradient.reported])
         results = reported, health, self._gradients()
         if not concludes:
             return results
@@ -403,7 +256,7 @@ class TbpttPPO(Algorithm, PPO):
 
     def _begin_update(self) -> None:
         """Put everything that the steps of an update read into its place."""
-        rollouts, states = self._rollouts_of_storage()
+        rollouts, states = self.gradient.rollouts(self.storage, self.states)
         names = "actor", "critic", "everything"
         pairs = zip(names, rollouts, strict=True)
         self._rollouts = [self._placed(name, rollout) for name, rollout in pairs]
@@ -412,33 +265,12 @@ class TbpttPPO(Algorithm, PPO):
         self.gradient.policy_loss.begin_update(self.imitation.coef)
         self._begin_steps(self._rollouts[0].labels.keys())
 
-    def _rollouts_of_storage(self) -> tuple[list[Rollout], Sequence[HiddenState]]:
-        """View the storage as rollouts that start with the recorded states."""
-        states = list(map(hidden_state.concatenate_envs, zip(*self.states, strict=True)))
-        return self.gradient.rollouts(self.storage, states, self.extensions)
-
-    def _scales(
-        self, segments: Sequence[torch.Tensor], num_samples: int
-    ) -> dict[str, torch.Tensor]:
-        """Return what a mini-batch is normalised by."""
-        of_advantages = self.options.normalize_advantage_per_mini_batch
-        everything, ranks = self._rollouts[2], self._ranks
-        return normalization(
-            self.batches, segments, num_samples, everything, ranks, of_advantages=of_advantages
-        )
-
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        self._rollouts, self._states = self._rollouts_of_storage()
+        self._rollouts, self._states = self.gradient.rollouts(self.storage, self.states)
         self.gradient.policy_loss.begin_update(self.imitation.coef)
         segments, num_samples = self.batches.of_envs(envs)
-        scales = normalization(
-            self.batches,
-            segments,
-            num_samples,
-            self._rollouts[2],
-            Ranks(together=False),
-            of_advantages=self.options.normalize_advantage_per_mini_batch,
-        )
+        arguments = segments, num_samples, Ranks(together=False)
+        scales = self.gradient.scales(self._rollouts[2], *arguments)
         self.step(
             segments, scales, num_samples=num_samples, num_parts=num_micro_batches, concludes=False
         )
@@ -454,7 +286,7 @@ class TbpttPPO(Algorithm, PPO):
     ) -> dict[str, torch.Tensor]:
         """Return the metrics of an update with these optimiser steps, (S, M). Shape: () each."""
         stored, models = self.storage, {**self._models, "teacher": self.imitation.teacher}
-        names = (*self._reported, "actor_grad_norm", "critic_grad_norm")
+        names = (*self.gradient.reported, "actor_grad_norm", "critic_grad_norm")
         health = {
             **health,
             "explained_variance/critic": explained_variance(stored.values, stored.returns),
@@ -481,107 +313,9 @@ class TbpttPPO(Algorithm, PPO):
             extension.advance(metrics)
         return metrics
 
-    def _conclude(self) -> dict[str, float]:
-        """End an iteration, as the base class does; warn of time-outs without observation."""
-        self._bootstrap.warn_once()
-        return super()._conclude()
-
     def _kept(self) -> list[Any]:
         return [*super()._kept(), self.gradient.policy_loss]
 
-    def _stateful_models(self) -> list[Any]:
-        own = [model for extension in self.extensions for model in extension.stateful_models()]
-        return [self._raw_actor, self._raw_critic, *own]
-
-    def _read_groups(self) -> set[str]:
-        return self._read_by(self._models.values())
-
-    def _inputs(self) -> Inputs:
-        names = ("rewards", "values", "actions", "actions_log_prob", "returns")
-        recorded = {name: getattr(self.storage, name) for name in names}
-        for extension in self.extensions:
-            recorded |= extension.inputs()
-        return Inputs(self._read_groups(), recorded)
-
-    def save(self) -> dict[str, Any]:
-        """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt"."""
-        own = {"kl_coef": self.gradient.policy_loss.kl_coef, **self._described(self._models)}
-        return super().save() | {"rsl_tbptt": own}
-
-    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
-        """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.
-
-        A distillation checkpoint makes its student the actor, with the action noise
-        ``student_action_std``; the critic is warmed up first. It also brings a teacher, so you do
-        not need ``teacher_checkpoint``. From a checkpoint of rsl_rl 1 to 3 only models are loaded.
-
-        Args:
-            loaded_dict: The checkpoint.
-            load_cfg: Parts to load, or None for all. "actor" includes its warm-up, its teacher and
-                schedule, and its auxiliary heads, which "auxiliary" loads alone; "optimizer"
-                includes the weight of the KL penalty.
-            strict: Whether parameters must match exactly.
-
-        Returns:
-            Whether the runner should take over the iteration.
-
-        Raises:
-            ValueError: If parameters or optimiser do not fit, or if the models were configured
-                differently. Nothing is changed then.
-        """
-        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
-        wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
-        obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
-        if "student_state_dict" in loaded_dict and wants.get("actor"):
-            heads = {"auxiliary": True}
-            self._check_extensions(own, heads)
-            self._fine_tuning.start(loaded_dict, obs, strict)
-            self._load_extensions(own, heads)
-            return False
-        self._check_extensions(own, wants)
-        roles = {**self._models, "rnd": self.rnd}.items()
-        models = {role: model for role, model in roles if model and wants.get(role)}
-        _check_checkpoint(models, loaded_dict, obs, strict)
-        if wants.get("optimizer"):
-            check_optimizer(self.optimizer, loaded_dict)
-        self._load_extensions(own, wants)  # first, since a teacher may not fit
-        load_iteration = super().load(loaded_dict, load_cfg, strict)
-        if wants.get("optimizer"):
-            self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
-        if load_iteration:
-            self.emergency_save.go_on_from(loaded_dict)
-        return load_iteration
-
-
-def _check_checkpoint(
-    models: Mapping[str, Any], checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool
-) -> None:
-    """Check that a PPO checkpoint has the requested parts.
-
-    Args:
-        models: Models to load, by role: "actor", "critic" and "rnd".
-        checkpoint: The checkpoint.
-        obs: Observations of any batch size.
-        strict: Whether parameters must match exactly.
-
-    Raises:
-        ValueError: If a part is missing or does not fit.
-    """
-    for role, model in models.items():
-        key = f"{role}_state_dict"
-        if key not in checkpoint:
-            raise ValueError(
-                f"The checkpoint lacks '{key}', it holds {sorted(checkpoint)}: expected one of"
-                " PPO or distillation of rsl_rl 5."
-            )
-        if strict and role == "rnd":
-            check_matches(model, checkpoint[key], role)
-        elif strict:
-            check_fits(model, checkpoint[key], role, obs, checkpoint)
-
-
-_LOADED = ("actor", "critic", "rnd", "optimizer", "auxiliary")
-"""Parts of a PPO checkpoint that are loaded by default."""
 
 _TAKEN_BY_RSL_RL = {
     name for base in PPO.__mro__ for name in inspect.signature(base.__init__).parameters

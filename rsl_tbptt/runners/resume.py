@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.extensions.rnd import restore_rnd, state_of_rnd
 from rsl_tbptt.checkpoints.describing import plain
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.models.teacher_group import models_by_role
 
 COUNTERS = ("tot_timesteps", "tot_time")
 """Counters of rsl_rl's logger."""
@@ -27,7 +27,8 @@ OF_EPISODES = (
 )
 """The logger's values of episodes: the newest returns and lengths, and those still running."""
 
-MODELS = ("student", "actor", "critic")
+MODELS = ("student", "actor", "critic", "teacher")
+"""Models of an algorithm of rsl_rl's own, by the names of its attributes."""
 
 READABLE = (torch.Tensor, torch.dtype, torch.device, bytes, bytearray, complex, set)
 """Types, besides plain values, that are read without running code."""
@@ -65,18 +66,12 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
         role: hidden_state.as_tensors(hidden_state.clone(model.get_hidden_state()))
         for role, model in _models(runner.alg).items()
     }
-    if mirrored := getattr(runner.alg, "mirrored", None):
-        state["mirrored_states"] = {
-            role: hidden_state.as_tensors(own) for role, own in mirrored.states.items()
-        }
     state["episodes"] = {
         name: list(value) if isinstance(value, deque) else value
         for name, value in _episodes(runner.logger).items()
     }
-    if (returns := getattr(runner.alg, "episode_returns", None)) is not None:
-        state["returns"] = returns.running
-    if (weights := getattr(runner.alg, "sample_weights", None)) is not None:
-        state["episode_steps"] = weights.steps_so_far
+    for extension in getattr(runner.alg, "extensions", ()):
+        state |= extension.running_state()
     return state
 
 
@@ -146,9 +141,8 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
         for role, model in _models(runner.alg).items():
             tensors = state["hidden_states"].get(role, ())  # older checkpoints lack some teachers
             model.reset(hidden_state=hidden_state.from_tensors(tensors))
-        if mirrored := getattr(runner.alg, "mirrored", None):
-            saved = state.get("mirrored_states", {}).items()
-            mirrored.states = {role: hidden_state.from_tensors(own) for role, own in saved}
+        for extension in getattr(runner.alg, "extensions", ()):
+            extension.resume(state)
         episodes = _episodes(runner.logger)
         if episodes.keys() <= state["episodes"].keys():  # else it was written without RND
             for name, kept in episodes.items():
@@ -157,10 +151,6 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
                     kept.extend(state["episodes"][name])
                 else:
                     kept.copy_(state["episodes"][name])
-        if "returns" in state and (returns := getattr(runner.alg, "episode_returns", None)):
-            returns.running = state["returns"].to(runner.device)
-        if "episode_steps" in state and (weights := getattr(runner.alg, "sample_weights", None)):
-            weights.steps_so_far = state["episode_steps"].to(runner.device)
     for name, value in state["counters"].items():
         setattr(runner.logger, name, value)
     if "buffer" in state:
@@ -198,12 +188,9 @@ def readable(value: Any, name: str) -> Any:
 
 def _models(algorithm: Any) -> dict[str, Any]:
     """Return the models whose hidden states continue, by role; several teachers separately."""
-    models = {role: getattr(algorithm, role) for role in MODELS if hasattr(algorithm, role)}
-    if hasattr(algorithm, "imitation"):
-        teacher = algorithm.imitation.model
-    else:  # ``compile`` replaces "teacher"
-        teacher = getattr(algorithm, "_raw_teacher", getattr(algorithm, "teacher", None))
-    return models if teacher is None else models | models_by_role(teacher)
+    if isinstance(algorithm, Algorithm):
+        return algorithm.stateful_models()
+    return {role: getattr(algorithm, role) for role in MODELS if hasattr(algorithm, role)}
 
 
 def _episodes(logger: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ def add_gradient(algorithm: Any, indices: Any) -> None:
     before = [parameter.grad for parameter in algorithm.parameters]
     algorithm._begin_update()
     segments, num_samples = indices
-    scales = algorithm._scales(segments, num_samples)
+    everything, ranks = algorithm._rollouts[2], algorithm._ranks
+    scales = algorithm.gradient.scales(everything, segments, num_samples, ranks)
     sizes = {"num_samples": num_samples, "num_parts": algorithm.options.num_micro_batches}
     algorithm.step(segments, scales, **sizes, concludes=False)
     for parameter, gradient in zip(algorithm.parameters, before, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
 from support.ppo_reference import Segment, gradient_of
@@ -86,6 +87,12 @@ def cleared(state: HiddenState, dones: torch.Tensor) -> HiddenState:
     return hidden_state.apply(lambda each: torch.where(dones.view(1, -1, 1), 0.0, each), state)
 
 
+def robots_of(algorithm: Any) -> MirroredRobots:
+    """Return the mirrored robots of an algorithm."""
+    (robots,) = (each for each in algorithm.extensions if isinstance(each, MirroredRobots))
+    return robots
+
+
 @dataclass
 class Lived:
     """One robot's stream, or that of its mirror image, as the weights that acted see it."""
@@ -143,7 +150,7 @@ class MirroredReference:
 
     def _loss(self, lived: list[Lived], segment: Segment) -> torch.Tensor:
         """Return the sum over environments and steps of a segment, for all environments."""
-        cfg = self.algorithm.mirrored._options
+        cfg = robots_of(self.algorithm)._options
         dones = self.algorithm.storage.dones.squeeze(-1).bool()
         steps = range(segment.first, segment.stop)
         cuts = (segment.loss_start, *segment.cuts)

@@ -54,9 +54,12 @@ class Extension:
         """Return the objects whose attributes an update replaces."""
         return [self]
 
-    def stateful_models(self) -> list[Any]:
-        """Return its models with hidden states, which an update that is undone must not lose."""
-        return []
+    def stateful_models(self) -> dict[str, Any]:
+        """Return its models with hidden states, which an update that is undone must not lose.
+
+        The keys are their roles in checkpoints.
+        """
+        return {}
 
     def observed_groups(self) -> set[str]:
         """Return the observation groups that it reads."""
@@ -144,10 +147,5 @@ class Extension:
         """Return what only the continuation of running episodes needs, by name."""
         return {}
 
-    def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Restore values of ``running_state``.
-
-        Args:
-            state: The values, possibly of other extensions, too.
-            goes_on: Whether the environment continues with the same episodes.
-        """
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Restore values of ``running_state`` of any extensions; the episodes continue."""

@@ -174,7 +174,7 @@ class Imitation(Extension):
         """Add a step's rewards (N,), without RND's, and clear the state of ended episodes."""
         if self.returns is not None:
             self.returns.add(rewards, dones)
-        for model in self.stateful_models():
+        for model in self.stateful_models().values():
             model.reset(dones)
 
     def observed_groups(self) -> set[str]:
@@ -182,9 +182,9 @@ class Imitation(Extension):
         stored = self._storage.observations
         return set() if self.model is None else {*observed_groups(self.model, stored)}
 
-    def stateful_models(self) -> list[Any]:
+    def stateful_models(self) -> dict[str, Any]:
         """Return the teacher, or several, each with its own state; none before it is set."""
-        return [] if self.model is None else [*models_by_role(self.model).values()]
+        return {} if self.model is None else models_by_role(self.model)
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the values that ``advance`` needs from all ranks. Shape: () each."""
@@ -285,9 +285,9 @@ class Imitation(Extension):
         """Return the returns of the running episodes, if the schedule follows them."""
         return {} if self.returns is None else {"returns": self.returns.running}
 
-    def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
+    def resume(self, state: Mapping[str, Any]) -> None:
         """Restore the returns of the running episodes."""
-        if goes_on and self.returns is not None and "returns" in state:
+        if self.returns is not None and "returns" in state:
             self.returns.running = state["returns"].to(self._storage.dones.device)
 
 

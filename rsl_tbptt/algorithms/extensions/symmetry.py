@@ -285,11 +285,10 @@ class MirroredRobots(Extension):
         states = {role: hidden_state.as_tensors(own) for role, own in self.states.items()}
         return {"mirrored_states": states}
 
-    def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Restore the states, if the environment continues."""
-        if goes_on:
-            saved = state.get("mirrored_states", {}).items()
-            self.states = {role: hidden_state.from_tensors(own) for role, own in saved}
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Restore the states."""
+        saved = state.get("mirrored_states", {}).items()
+        self.states = {role: hidden_state.from_tensors(own) for role, own in saved}
 
     def join(self, role: str, state: HiddenState) -> HiddenState:
         """Return the state before a rollout for all robots, (L, N, I, H), given robot 0's."""

@@ -97,9 +97,9 @@ class SampleWeights(Extension):
         """Return the steps of the running episodes."""
         return {"episode_steps": self.steps_so_far}
 
-    def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Restore them, if the environment continues."""
-        if goes_on and "episode_steps" in state:
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        if "episode_steps" in state:
             self.steps_so_far = state["episode_steps"].to(self.given.device)
 
     def try_out(self) -> None:

@@ -132,7 +132,7 @@ def test_a_teacher_keeps_its_memory_while_its_weight_is_zero(tmp_path):
     seen = algorithm.update()
     assert seen["teacher_coef"] == 0
     assert "teacher" not in seen
-    algorithm.episode_returns.load_state_dict([[0.0, 1.0]])
+    algorithm.imitation.returns.load_state_dict([[0.0, 1.0]])
     expected = distance_of(algorithm, twin, 2)
     assert algorithm.update()["teacher"] == expected
 
@@ -193,7 +193,7 @@ def rnd_cfg():
 def test_returns_of_unfinished_episodes_or_nan_do_not_count(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN)
     assert coefs_of(algorithm, 0, 2, done_rate=0.0, on_step=fill(5.0)) == [0.8, 0.8]
-    assert algorithm.episode_returns.mean is None
+    assert algorithm.imitation.returns.mean is None
 
     def spoil(step, obs, rewards):
         rewards.fill_(0.0)[1] = math.nan if step == 1 else 0.0
@@ -203,7 +203,7 @@ def test_returns_of_unfinished_episodes_or_nan_do_not_count(tmp_path):
         algorithm.update()
     coefs_of(algorithm, 3, 4, done_rate=1.0, on_step=fill(0.0))
     # Three episodes of 12 * 5, then all of single steps of 0; the one with NaN does not count.
-    assert algorithm.episode_returns.mean == pytest.approx(3 * 60 / 23)
+    assert algorithm.imitation.returns.mean == pytest.approx(3 * 60 / 23)
 
 
 def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
@@ -211,7 +211,7 @@ def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
     roll_out_ppo(algorithm, 0, 1.0, on_step=fill(9.0))
     algorithm.train_mode()  # as learn() does when it is called again
     coefs_of(algorithm, 1, 2, done_rate=1.0, on_step=fill(1.0))
-    assert algorithm.episode_returns.mean == pytest.approx(1.0)
+    assert algorithm.imitation.returns.mean == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_a_resumed_run_continues_the_schedule_without_the_file(teacher, options,
     coefs_of(source, 0, 3, **hook)
     torch.save(source.save(), tmp_path / "model.pt")
     forget(source)
-    if source.episode_returns is not None:  # a checkpoint holds no episodes in their middle
-        source.episode_returns.running = torch.zeros(4)
+    if source.imitation.returns is not None:  # a checkpoint holds no episodes in their middle
+        source.imitation.returns.running = torch.zeros(4)
     target = make_imitating(str(tmp_path / "gone.pt"), teacher, **options)
     target.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
     coefs = coefs_of(source, 3, 6, **hook)
@@ -397,7 +397,7 @@ def test_with_weight_zero_every_bit_is_as_without_a_teacher(tmp_path):
         _, with_zero, runner = learned(cfg)
     _, without, _ = learned(plain)
     assert torch.equal(with_zero, without)
-    assert runner.alg.save()["rsl_tbptt"]["imitation"] == {}
+    assert "imitation" not in runner.alg.save()["rsl_tbptt"]
 
 
 def test_a_teacher_draws_none_of_the_trainings_random_numbers_when_it_is_built(tmp_path):

@@ -46,18 +46,21 @@ def poison_past(algorithm, last_step, poison):
                 tensor[:, VICTIM] = poison
 
 
-def gradient_on(algorithm, mini_batch):
+def gradient_on(algorithm, indices, groups=None):
+    """Return the gradient on segments, of other windows than the algorithm's if ``groups``."""
+    own = algorithm.batches.groups
+    algorithm.batches.groups = groups or own
     algorithm.optimizer.zero_grad()
-    add_gradient(algorithm, mini_batch)
+    add_gradient(algorithm, indices)
+    algorithm.batches.groups = own
     return gradient_of(algorithm.actor, algorithm.critic)
 
 
-def without_loss_before(algorithm, step):
-    """Return the mini-batch of all environments whose windows before ``step`` only run forward."""
-    mini_batch = algorithm.mini_batches.of_envs(torch.arange(NUM_ENVS))
-    (part,) = mini_batch.parts
-    group = tuple(replace(w, loss_start=w.stop) if w.stop <= step else w for w in part.group)
-    return replace(mini_batch, parts=(replace(part, group=group),))
+def gradient_from(algorithm, step):
+    """Return the gradient in all environments if windows before ``step`` only run forward."""
+    (group,) = algorithm.batches.groups
+    group = tuple(replace(w, loss_start=w.stop) if w.stop <= step else w for w in group)
+    return gradient_on(algorithm, algorithm.batches.of_envs(torch.arange(NUM_ENVS)), (group,))
 
 
 @poisons
@@ -72,8 +75,8 @@ def test_windows_after_the_start_of_an_episode_do_not_depend_on_the_one_before(
         algorithm = ready(models, start, num_micro_batches=chunks)
         if value is not None:
             poison_past(algorithm, start, value)
-        gradients.append(gradient_on(algorithm, without_loss_before(algorithm, after)))
-        everything.append(gradient_on(algorithm, without_loss_before(algorithm, 0)))
+        gradients.append(gradient_from(algorithm, after))
+        everything.append(gradient_from(algorithm, 0))
     assert torch.isfinite(gradients[1]).all()
     assert torch.equal(*gradients)
     assert not torch.allclose(*everything)  # the poison is in an earlier window
@@ -87,12 +90,14 @@ def test_a_burn_in_over_the_start_of_an_episode_does_not_carry_the_one_before(mo
         algorithm = ready(models, 3, minibatch_unit="window", burn_in_length=4)
         if value is not None:
             poison_past(algorithm, 3, value)
-        whole = algorithm.mini_batches.of_envs(torch.arange(NUM_ENVS))
-        late = [p for p in whole.parts if p.first_steps.min() + p.group[0].loss_start >= 4]
-        assert len(whole.parts) == 3  # windows at 0 and 2, and at 4 and 6 with the same burn-in
-        assert {len(part.first_steps) for part in late} == {2 * NUM_ENVS}
-        assert min(int(part.first_steps.min()) for part in late) == 0
-        gradients.append(gradient_on(algorithm, replace(whole, parts=tuple(late))))
+        whole = algorithm.batches.of_envs(torch.arange(NUM_ENVS))
+        assert len(whole.segments) == 3  # windows at 0 and 2, and at 4 and 6 with the same burn-in
+        (_, _, group), (_, _, late) = algorithm.batches.groups, whole.segments
+        first_step = late[0].min()
+        assert first_step == 0
+        assert first_step + group[-1].loss_start == 4
+        assert late.shape[1] == 2 * NUM_ENVS
+        gradients.append(gradient_on(algorithm, whole._replace(segments=(late,)), (group,)))
     assert torch.isfinite(gradients[1]).all()
     assert torch.equal(*gradients)
 
@@ -106,7 +111,7 @@ def test_environments_do_not_depend_on_each_other(models, poison, unit):
         algorithm = ready(models, minibatch_unit=unit)
         if value is not None:
             poison_past(algorithm, NUM_STEPS, value)
-        others = algorithm.mini_batches.of_envs(torch.tensor([0, 2]))
+        others = algorithm.batches.of_envs(torch.tensor([0, 2]))
         gradients.append(gradient_on(algorithm, others))
     assert torch.isfinite(gradients[1]).all()
     assert torch.equal(*gradients)

@@ -136,7 +136,7 @@ def test_gradients_of_mini_batches_add_up_to_that_of_the_rollout(unit, num_mini_
     options = {"num_steps": 7, "num_envs": 5, "gradient_length": 3, "minibatch_unit": unit}
     whole, _ = ready(**options)
     parts, _ = ready(**options, num_mini_batches=num_mini_batches)
-    shares = [mini_batch.num_samples / 35 for mini_batch in parts.mini_batches.draw()]
+    shares = [num_samples / 35 for _, num_samples in parts.batches.draw()]
     gradients = gradients_of_update(parts)
     (expected,) = gradients_of_update(whole)
     total = sum(share * gradient for share, gradient in zip(shares, gradients, strict=True))

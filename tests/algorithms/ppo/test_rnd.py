@@ -75,7 +75,8 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
     algorithm = make(TbpttPPO, models, **options, num_micro_batches=chunks)
     rnd = copy.deepcopy(algorithm.rnd)
     sgd = torch.optim.SGD(algorithm.rnd.predictor.parameters(), lr=0.1)  # feels the scale
-    algorithm._rnd.optimizer = sgd
+    (training,) = (each for each in algorithm.extensions if each.name == "rnd")
+    training.optimizers = [sgd]
     optimizer = torch.optim.SGD(rnd.predictor.parameters(), lr=0.1)
     roll_out_ppo(algorithm, 0, done_rate=0.4)
     states, seen = algorithm.storage.observations["state"], []

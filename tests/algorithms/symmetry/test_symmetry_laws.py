@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.helpers import make_ppo, roll_out_ppo
 from support.inside import add_gradient
 from support.ppo_reference import Segment, disturb, gradient_of, gradients_of_update
-from support.symmetry_reference import MirroredReference, mirror, symmetry_cfg
+from support.symmetry_reference import MirroredReference, mirror, robots_of, symmetry_cfg
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -177,13 +177,14 @@ def test_nan_in_an_episode_of_a_mirrored_robot_reaches_no_other_episode(models):
     late, others = [], []
     for last_step in (0, 2):
         algorithm = with_poisoned_image(last_step, models)
-        whole = algorithm.mini_batches.of_envs(torch.arange(NUM_ENVS))
+        whole = algorithm.batches.of_envs(torch.arange(NUM_ENVS))
         if last_step:
             assert not torch.isfinite(gradient_on(algorithm, whole)).all()
-        (part,) = whole.parts
-        group = tuple(replace(w, loss_start=w.stop) if w.stop <= 2 else w for w in part.group)
-        late.append(gradient_on(algorithm, replace(whole, parts=(replace(part, group=group),))))
-        others.append(gradient_on(algorithm, algorithm.mini_batches.of_envs(torch.tensor([0, 2]))))
+        others.append(gradient_on(algorithm, algorithm.batches.of_envs(torch.tensor([0, 2]))))
+        (group,) = algorithm.batches.groups
+        group = tuple(replace(w, loss_start=w.stop) if w.stop <= 2 else w for w in group)
+        algorithm.batches.groups = (group,)
+        late.append(gradient_on(algorithm, whole))
     assert torch.isfinite(late[0]).all()
     assert torch.equal(*late)
     assert torch.equal(*others)
@@ -216,7 +217,7 @@ def test_mirrored_robots_continue_after_an_undone_update(models, unit):
                     algorithm.update()
             else:
                 algorithm.update()
-        found.append(tensors_of(algorithm.mirrored.states))
+        found.append(tensors_of(robots_of(algorithm).states))
     for one, other in zip(*found, strict=True):
         assert (one != 0).any()
         torch.testing.assert_close(one, other, **EXACT_FLOAT64)
@@ -239,7 +240,7 @@ def test_mirrored_robots_continue_after_an_interrupted_rollout():
             with pytest.raises(KeyboardInterrupt):
                 roll_out_ppo(algorithm, 0, 0.3, on_step=interrupt)
             algorithm.train_mode()  # as the runner's learn() does
-        found.append(tensors_of(algorithm.mirrored.states))
+        found.append(tensors_of(robots_of(algorithm).states))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, **EXACT_FLOAT64)
 
@@ -249,7 +250,7 @@ def test_a_nan_that_a_mirrored_robot_has_seen_leaves_its_state():
     algorithm.storage.dones[:, VICTIM] = 0
     with pytest.warns(UserWarning, match="An update met NaN"):
         algorithm.update()
-    for state in tensors_of(algorithm.mirrored.states):
+    for state in tensors_of(robots_of(algorithm).states):
         assert (state[:, VICTIM] == 0).all()
         assert (state[:, VICTIM - 1] != 0).any()
 
