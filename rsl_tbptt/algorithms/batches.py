@@ -28,8 +28,8 @@ class Indices(NamedTuple):
     """The samples of one optimiser step."""
 
     segments: tuple[torch.Tensor, ...]
-    """The segments of each group of windows in ``Batches.groups``: their first steps, environments
-    and places in the joined states. Shape: (3, n) each, int64."""
+    """The segments of each group of windows in ``Batches.groups``: their ``Batch.first_rows``, and
+    their places in the joined states. Shape: (2, n) each, int64."""
 
     num_samples: int
     """Samples that enter the loss, over all processes."""
@@ -108,10 +108,11 @@ class Batches:
 
     def loss_rows(self, segments: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the places, in a rollout's ``rows``, of the samples that enter the loss: (K,)."""
-        rows = []
-        for group, (first_steps, envs, _) in zip(self.groups, segments, strict=True):
-            steps = torch.arange(group[0].loss_start, group[-1].stop, device=envs.device)
-            rows.append(((first_steps + steps.unsqueeze(1)) * self._num_envs + envs).flatten())
+        rows, num_envs = [], self._num_envs
+        for group, (first_rows, _) in zip(self.groups, segments, strict=True):
+            bounds = group[0].loss_start * num_envs, group[-1].stop * num_envs
+            steps = torch.arange(*bounds, num_envs, device=first_rows.device)
+            rows.append((steps.unsqueeze(1) + first_rows).flatten())
         return torch.cat(rows)
 
     def _of(self, numbers: Sequence[torch.Tensor], num_samples: int) -> Indices:
@@ -119,12 +120,11 @@ class Batches:
         return Indices(tuple(indices[:, own] for indices, own in pairs), num_samples)
 
     def _indices_of(self, steps: Sequence[int]) -> torch.Tensor:
-        """Return the indices of all segments that begin at some steps, by step, (3, S * N)."""
-        firsts = torch.tensor(steps, device=self._device).repeat_interleave(self._num_envs)
-        envs = torch.arange(self._num_envs, device=self._device).repeat(len(steps))
+        """Return the indices of all segments that begin at some steps, by step, (2, S * N)."""
         places = [self.state_steps.index(step) if self._has_memory else 0 for step in steps]
-        states = torch.tensor(places, device=self._device).repeat_interleave(self._num_envs)
-        return torch.stack((firsts, envs, states * self._num_envs + envs))
+        firsts = torch.tensor([[*steps], places], device=self._device) * self._num_envs
+        envs = torch.arange(self._num_envs, device=self._device)
+        return (firsts.unsqueeze(-1) + envs).flatten(1)
 
     def _deal(self, order: Callable[..., torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
         """Deal the segments of each shape to the mini-batches, by their numbers."""

@@ -263,7 +263,7 @@ class TbpttDistillation(DistillationRollouts):
         self._zero_grad()
         if group == 0:
             state = hidden_state.select_envs(self._start_states, columns)
-        batch, student = Batch(self._rollout, torch.zeros_like(columns), columns), self._student
+        batch, student = Batch(self._rollout, columns), self._student
         health: dict[str, torch.Tensor] = {}
         with student.first_replay.watching(first):
             state, sums = student.replay.accumulate(

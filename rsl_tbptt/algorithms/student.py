@@ -118,7 +118,7 @@ class Student:
         """
         columns = drawn.columns[: len(drawn.envs)]
         state = hidden_state.select_envs(state, slice(len(columns)))
-        batch = Batch(rollout, torch.zeros_like(columns), columns)
+        batch = Batch(rollout, columns)
         for group in self._dropped_tail:
             state, _ = self.replay.accumulate(
                 group, batch, state, self.loss, 1, num_micro_batches=num_parts
@@ -137,7 +137,7 @@ class Student:
             num_parts: Minimum number of micro-batches.
         """
         state = hidden_state.select_envs(state, columns)
-        batch = Batch(rollout, torch.zeros_like(columns), columns)
+        batch = Batch(rollout, columns)
         divisor = self._steps_in_mean * len(columns)
         for group in (*self.groups, *self._dropped_tail):
             state, _ = self.replay.accumulate(

@@ -102,16 +102,15 @@ class Batch:
     rollout: Rollout
     """The rollout."""
 
-    first_steps: torch.Tensor
-    """Step at which each segment begins. Shape: (n,)."""
+    first_rows: torch.Tensor
+    """Place of each segment's first step in the rollout's ``rows``: step * N + column. Shape: (n,).
 
-    columns: torch.Tensor
-    """Column of the rollout, such as an environment, of each segment. Shape: (n,)."""
+    A whole column begins at its own number."""
 
     @property
     def num_envs(self) -> int:
         """Number of segments n."""
-        return len(self.columns)
+        return len(self.first_rows)
 
     def steps(self, first: int, last: int) -> Rollout:
         """Copy steps [first, last) of every segment, counted from its beginning."""
@@ -120,12 +119,15 @@ class Batch:
 
     def row_indices(self, first: int, last: int) -> torch.Tensor:
         """Return the places of these steps in the rollout's ``rows``. Shape: (last - first, n)."""
-        steps = torch.arange(first, last, device=self.columns.device).unsqueeze(1)
-        return (self.first_steps + steps) * self.rollout.num_envs + self.columns
+        size, device = self.rollout.num_envs, self.first_rows.device
+        return (
+            torch.arange(first * size, last * size, size, device=device).unsqueeze(1)
+            + self.first_rows
+        )
 
     def envs(self, envs: slice) -> Batch:
         """Return some of the segments."""
-        return Batch(self.rollout, self.first_steps[envs], self.columns[envs])
+        return Batch(self.rollout, self.first_rows[envs])
 
 
 def generalized_advantages(

@@ -64,9 +64,16 @@ class RndTraining(Extension):
         seen = rollout.with_observations(rollout.obs.select(*self.observed_groups()), {})
         self.optimizers[0].zero_grad()
         sums = []
-        for group, (first_steps, columns, _) in zip(self._groups, segments, strict=True):
-            batch = Batch(seen, first_steps, columns)
-            own = (group, batch, None, self._embeddings, _squared_error, num_samples, num_parts)
+        for group, (first_rows, _) in zip(self._groups, segments, strict=True):
+            own = (
+                group,
+                Batch(seen, first_rows),
+                None,
+                self._embeddings,
+                _squared_error,
+                num_samples,
+                num_parts,
+            )
             sums.append(accumulate_group(*own)[1]["rnd"])
         return {"rnd": torch.stack(sums).sum(0)}
 

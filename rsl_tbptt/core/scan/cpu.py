@@ -251,13 +251,14 @@ def _run_forward(
     ``step`` gets N, H, threads, strides and the product, then the address of this step's part of
     each of ``tensors``, and of the next step's part of each of ``of_next_step``.
     """
-    gates, grads = gates_and_grads
+    (gates, grads), (multiply_by, factors, takes_out) = gates_and_grads, product
     sizes = inputs.shape[1], of_next_step[0].shape[-1], torch.get_num_threads(), *strides
     # Products go to the gates, or into one shared buffer if the gates have a longer dtype.
     outs = gates if gates.dtype == inputs.dtype else grads[:1].expand_as(gates)
     at = [*map(_addresses, tensors), *map(_addresses_after, of_next_step)]
     for row, out, addresses in zip(inputs, outs, zip(*at, strict=True), strict=True):
-        of_gates = product(row, out)  # must stay alive until step() has read it
+        buffer = {"out": out} if takes_out else {}
+        of_gates = multiply_by(row, *factors, **buffer)  # must stay alive until step() has read it
         step(*sizes, of_gates.data_ptr(), *addresses)
 
 
@@ -285,13 +286,13 @@ def _run_backward(
     N, H = carried.shape[-2:]
     sizes = N, H, torch.get_num_threads(), *strides
     dh = carried.new_zeros(N, H, dtype=grads.dtype)
-    product, needs_h0 = prepare(step_product, N, grads.dtype, w_hh), ctx.needs_h0
+    multiply_by, factors, takes_out = prepare(step_product, N, grads.dtype, w_hh)
     at = [*map(_addresses, tensors), _addresses_after(ctx.stops)]
     steps = zip(grads, zip(*at, strict=True), strict=True)
     for t, (grad, addresses) in reversed(list(enumerate(steps))):
         ctx.step(*sizes, *addresses, dh.data_ptr(), carried.data_ptr())
-        if t > 0 or needs_h0:
-            dh = product(grad, dh)
+        if t > 0 or ctx.needs_h0:
+            dh = multiply_by(grad, *factors, **({"out": dh} if takes_out else {}))
     return dh
 
 

@@ -19,11 +19,16 @@ from torch import nn
 
 Prepared = TypeVar("Prepared")
 
-StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps a step's rows (N, K) and a buffer (N, G) to the product, in the buffer or a new tensor."""
+StepProduct = tuple[Callable[..., torch.Tensor], tuple[Any, ...], bool]
+"""A function of torch, its arguments after a step's rows (N, K), and whether it takes ``out``, a
+buffer (N, G) for the product; otherwise it returns a new tensor."""
 
 _MIN_OPERATIONS = 2**20
 """For smaller products the fixed cost of oneDNN's is too large."""
+
+
+_NO_FUSION = (None, "none", [], "")
+"""Arguments of oneDNN's product without a bias and a function after it."""
 
 
 def multiply(
@@ -55,7 +60,7 @@ def multiply_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> StepProduct:
-    """Return a function that multiplies the N rows of a step by ``factor``.
+    """Return what multiplies the N rows of a step by ``factor``.
 
     Args:
         num_envs: Environments of a step N.
@@ -65,13 +70,13 @@ def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> Ste
     factor = factor.to(dtype)
     library = library_for(dtype, num_envs * factor.numel())
     if library == "torch":
-        return lambda rows, out: torch.mm(rows, factor, out=out)
+        return torch.mm, (factor,), True
     weights = factor.t().contiguous()
     if library == "oneDNN":
         reordered = torch.ops.mkldnn._reorder_linear_weight(weights, num_envs)
-        return lambda rows, _: _linear(rows, reordered)
+        return torch.ops.mkldnn._linear_pointwise, (reordered, *_NO_FUSION), False
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weights, num_envs)
-    return lambda rows, _: torch.ops.mkl._mkl_linear(rows, packed, weights, None, num_envs)
+    return torch.ops.mkl._mkl_linear, (packed, weights, None, num_envs), False
 
 
 def library_for(dtype: torch.dtype, operations: int) -> str:
@@ -90,7 +95,7 @@ def library_for(dtype: torch.dtype, operations: int) -> str:
 
 def _linear(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return ``rows @ weights.t()`` by oneDNN; the weights may be reordered."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weights, None, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weights, *_NO_FUSION)
     return product
 
 

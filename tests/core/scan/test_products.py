@@ -50,7 +50,8 @@ def test_a_product_in_a_given_buffer_has_its_dtype(library, kept_in):
 def test_products_of_a_step(library, num_envs):
     factor, rows = matrix(33, 40, seed=0), matrix(num_envs, 33, seed=1)
     out = torch.empty(num_envs, 40)
-    product = products.step_product(num_envs, FLOAT, factor)(rows, out)
+    multiply_by, factors, takes_out = products.step_product(num_envs, FLOAT, factor)
+    product = multiply_by(rows, *factors, **({"out": out} if takes_out else {}))
     wanted = rows.double() @ factor.double()
     torch.testing.assert_close(product.double(), wanted, rtol=1e-5, atol=1e-5)
 
