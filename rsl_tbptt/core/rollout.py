@@ -120,10 +120,8 @@ class Batch:
     def row_indices(self, first: int, last: int) -> torch.Tensor:
         """Return the places of these steps in the rollout's ``rows``. Shape: (last - first, n)."""
         size, device = self.rollout.num_envs, self.first_rows.device
-        return (
-            torch.arange(first * size, last * size, size, device=device).unsqueeze(1)
-            + self.first_rows
-        )
+        steps = torch.arange(first * size, last * size, size, device=device)
+        return steps.unsqueeze(1) + self.first_rows
 
     def envs(self, envs: slice) -> Batch:
         """Return some of the segments."""

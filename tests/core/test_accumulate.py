@@ -212,9 +212,7 @@ def test_episode_starts_are_the_dones_of_the_step_before():
 
 def test_batch_copy_the_steps_of_their_environment_from_their_first_step_on():
     rollout = make_rollout(7, 3, 0.3)
-    batch = Batch(
-        rollout, rollout.num_envs * torch.tensor([0, 4, 2, 4]) + torch.tensor([2, 0, 2, 1])
-    )
+    batch = Batch(rollout, 3 * torch.tensor([0, 4, 2, 4]) + torch.tensor([2, 0, 2, 1]))
     piece = batch.envs(slice(1, 4)).steps(1, 3)
     for column, (first, env) in enumerate([(4, 0), (2, 2), (4, 1)]):
         steps = slice(first + 1, first + 3)

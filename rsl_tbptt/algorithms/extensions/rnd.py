@@ -65,15 +65,8 @@ class RndTraining(Extension):
         self.optimizers[0].zero_grad()
         sums = []
         for group, (first_rows, _) in zip(self._groups, segments, strict=True):
-            own = (
-                group,
-                Batch(seen, first_rows),
-                None,
-                self._embeddings,
-                _squared_error,
-                num_samples,
-                num_parts,
-            )
+            batch, sizes = Batch(seen, first_rows), (num_samples, num_parts)
+            own = (group, batch, None, self._embeddings, _squared_error, *sizes)
             sums.append(accumulate_group(*own)[1]["rnd"])
         return {"rnd": torch.stack(sums).sum(0)}
 
