@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -361,7 +360,7 @@ class TbpttDistillation(Algorithm, Distillation):
         self._begin_update()
         num_passes, num_parts = self.options.num_learning_epochs, self.transaction.num_micro_batches
         steps, weights, health, concludes = [], [], {}, not self._ranks.together
-        ends: deque[tuple[Drawn, HiddenState]] = deque(maxlen=self.experience.num_mini_batches)
+        self._state_after = hidden_state.clone(self.experience.start_state)
         for drawn in self.experience.draw(num_passes):
             state, (divisor, of_newest_and_past) = None, self._divisor(drawn)
             weights.append(of_newest_and_past)
@@ -373,10 +372,9 @@ class TbpttDistillation(Algorithm, Distillation):
                     results = self.recorder(self.conclude, *self._exchanged(*results))
                 steps.append(results[0])
                 health |= results[1]
-            ends.append((drawn, self._end_state(drawn, state)))
+            self._keep_end_state(drawn, state)
         metrics = self._metrics(torch.stack(steps), torch.stack(weights).sum(0), health)
         update_normalization([self._raw_student], self.storage.observations, self._step_batches)
-        self._state_after = _in_order(ends)
         return metrics
 
     def step(
@@ -478,17 +476,19 @@ class TbpttDistillation(Algorithm, Distillation):
         num_sequences = or_one(self._ranks.sum_tensor(sums.sum()) / self._num_loss_steps)
         return self._steps_in_mean * num_sequences, sums
 
-    def _end_state(self, drawn: Drawn, state: HiddenState) -> HiddenState:
-        """Return the state of a mini-batch's environments after the rollout, dropped steps too."""
+    def _keep_end_state(self, drawn: Drawn, state: HiddenState) -> None:
+        """Keep the state of a mini-batch's environments after the rollout, dropped steps too."""
         columns = drawn.columns[: len(drawn.envs)]
         state = hidden_state.select_envs(state, slice(len(columns)))
+        batch = Batch(self._rollout, torch.zeros_like(columns), columns)
+        num_parts = self.transaction.num_micro_batches
         for group in self._dropped_tail:
-            batch = Batch(self._rollout, torch.zeros_like(columns), columns)
-            parts = self.transaction.num_micro_batches
             state, _ = self._student.accumulate(
-                group, batch, state, self.loss, 1, num_micro_batches=parts
+                group, batch, state, self.loss, 1, num_micro_batches=num_parts
             )
-        return state
+        kept, ended = map(hidden_state.as_tensors, (self._state_after, state))
+        for tensor, part in zip(kept, ended, strict=True):
+            tensor.index_copy_(1, drawn.envs, part)
 
     def _metrics(
         self, steps: torch.Tensor, weights: torch.Tensor, health: dict[str, torch.Tensor]
@@ -643,9 +643,3 @@ class TbpttDistillation(Algorithm, Distillation):
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
-
-
-def _in_order(ends: Sequence[tuple[Drawn, HiddenState]]) -> HiddenState:
-    """Join the last states of a pass's mini-batches in the order of the environments."""
-    order = torch.cat([drawn.envs for drawn, _ in ends]).argsort()
-    return hidden_state.select_envs(hidden_state.concatenate_envs([s for _, s in ends]), order)
