@@ -98,7 +98,7 @@ class SampleWeights(Extension):
         return {"episode_steps": self.steps_so_far}
 
     def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Restore them, if the environment continues."""
+        """Restore the steps of the running episodes, if the environment continues with them."""
         if goes_on and "episode_steps" in state:
             self.steps_so_far = state["episode_steps"].to(self.given.device)
 
