@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ from rsl_tbptt.algorithms.options import (
     takes,
 )
 from rsl_tbptt.algorithms.replay import set_state
-from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience
+from rsl_tbptt.algorithms.replay_buffer import Experience
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.student import Student
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
@@ -216,7 +215,7 @@ class TbpttDistillation(DistillationRollouts):
         self._begin_update()
         num_passes, num_parts = self.options.num_learning_epochs, self.transaction.num_micro_batches
         steps, weights, health, concludes = [], [], {}, not self._ranks.together
-        ends: deque[tuple[Drawn, HiddenState]] = deque(maxlen=self.experience.num_mini_batches)
+        self._state_after = hidden_state.clone(self.experience.start_state)
         for drawn in self.experience.draw(num_passes):
             state, (divisor, own) = None, self._student.divisor(self._rollout, drawn, self._ranks)
             weights.append(own)
@@ -228,10 +227,9 @@ class TbpttDistillation(DistillationRollouts):
                     results = self.recorder(self.conclude, *self._exchanged(*results))
                 steps.append(results[0])
                 health |= results[1]
-            ends.append((drawn, self._student.end_state(self._rollout, drawn, state, num_parts)))
+            self._student.keep_end(self._state_after, self._rollout, drawn, state, num_parts)
         metrics = self._metrics(torch.stack(steps), weights, health)
         update_normalization([self._raw_student], self.storage.observations, self._step_batches)
-        self._state_after = _in_order(ends)
         return metrics
 
     def step(
@@ -377,9 +375,3 @@ class TbpttDistillation(DistillationRollouts):
 
     def _kept(self) -> list[Any]:
         return [*super()._kept(), self.experience]
-
-
-def _in_order(ends: Sequence[tuple[Drawn, HiddenState]]) -> HiddenState:
-    """Join the last states of a pass's mini-batches in the order of the environments."""
-    order = torch.cat([drawn.envs for drawn, _ in ends]).argsort()
-    return hidden_state.select_envs(hidden_state.concatenate_envs([s for _, s in ends]), order)

@@ -105,12 +105,13 @@ class Student:
         num_sequences = or_one(ranks.sum_tensor(sums.sum()) / self.num_loss_steps)
         return self._steps_in_mean * num_sequences, sums
 
-    def end_state(
-        self, rollout: Rollout, drawn: Drawn, state: HiddenState, num_parts: int
-    ) -> HiddenState:
-        """Return the state of a mini-batch's environments after the rollout, dropped steps too.
+    def keep_end(
+        self, ends: HiddenState, rollout: Rollout, drawn: Drawn, state: HiddenState, num_parts: int
+    ) -> None:
+        """Keep the state of a mini-batch's environments after the rollout, dropped steps too.
 
         Args:
+            ends: Receives the states. Shape: (L, N, H).
             rollout: The rollout.
             drawn: The mini-batch.
             state: Its state after the last group. Shape: (L, n + m, H).
@@ -118,12 +119,13 @@ class Student:
         """
         columns = drawn.columns[: len(drawn.envs)]
         state = hidden_state.select_envs(state, slice(len(columns)))
-        batch = Batch(rollout, columns)
         for group in self._dropped_tail:
+            batch = Batch(rollout, columns)
             state, _ = self.replay.accumulate(
                 group, batch, state, self.loss, 1, num_micro_batches=num_parts
             )
-        return state
+        for kept, end in zip(*map(hidden_state.as_tensors, (ends, state)), strict=True):
+            kept.index_copy_(1, drawn.envs, end)
 
     def add_gradients(
         self, rollout: Rollout, columns: torch.Tensor, state: HiddenState, num_parts: int

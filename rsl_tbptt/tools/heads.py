@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.extensions.heads import PREFIX, TEACHER, build_head
+from rsl_tbptt.algorithms.extensions.heads import LAYER, PREFIX, build_head
 from rsl_tbptt.compat.versions import MLPModel
 
 
@@ -104,7 +104,7 @@ class WatchedHeads:
             for (name, network), meaning in zip(
                 saved_heads(auxiliary).items(), auxiliary.get("heads", {}).values(), strict=True
             )
-            if not meaning["target"].startswith(TEACHER) and meaning["target"] in obs
+            if not meaning["target"].startswith(LAYER) and meaning["target"] in obs
         }
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:

@@ -26,7 +26,7 @@ from rsl_tbptt.models.protocol import parts_of
 PREFIX = "auxiliary/"
 """Prefix of a head's name in metrics, labels and the outputs of an ONNX file."""
 
-TEACHER = "teacher:"
+LAYER = "teacher:"
 """Prefix of a target that is a layer of the teacher."""
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -76,7 +76,7 @@ class HeadOptions:
     @property
     def teacher_layer(self) -> str | None:
         """The teacher's layer that is the target, or None for an observation group."""
-        return self.target.removeprefix(TEACHER) if self.target.startswith(TEACHER) else None
+        return self.target.removeprefix(LAYER) if self.target.startswith(LAYER) else None
 
     @property
     def reaches_model(self) -> bool:

@@ -14,8 +14,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.extensions.heads import TEACHER as LAYER
-from rsl_tbptt.algorithms.extensions.heads import HeadOptions
+from rsl_tbptt.algorithms.extensions.heads import LAYER, HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import Replay, observed_groups

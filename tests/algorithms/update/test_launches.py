@@ -59,7 +59,7 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(make, num_opti
 
 
 MOST_LAUNCHES = 420
-"""Launches of one optimiser step of PPO: 24 steps of the LSTMs of actor and critic, and the rest."""
+"""Launches of an optimiser step of PPO: 24 steps of the LSTMs of actor and critic, and the rest."""
 
 
 def test_an_optimiser_step_of_ppo_launches_little(monkeypatch):
