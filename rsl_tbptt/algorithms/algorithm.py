@@ -96,7 +96,8 @@ class Algorithm:
         """Learning rate of a step, on the device. Shape: ()."""
         own = chain.from_iterable(extension.parameters for extension in self.extensions)
         self.parameters = [*dict.fromkeys([*trained, *own])]
-        reasons = [each.unrecordable_reason() for each in replays]
+        reasons = [None if self.options.record_steps else "record_steps is False"]
+        reasons += [each.unrecordable_reason() for each in replays]
         if not all(map(is_fused, optimizers)):
             reasons.append("the optimiser has no fused kernel, or models share parameters")
         self.recorder = Recorder(device, refused=next(filter(None, reasons), None))

@@ -46,7 +46,6 @@ from rsl_tbptt.algorithms.transaction import whole_or_nothing
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Batch
 from rsl_tbptt.models.controller import as_teacher
 
@@ -183,23 +182,12 @@ class TbpttDistillation(DistillationRollouts):
         has_weights = weight is not None
         own = student, loss, options, storage, self.extensions, self.experience
         self._student = Student(*own, has_weights=has_weights)
-        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, storage.dones.device)
         num_steps, device = storage.num_transitions_per_env, storage.dones.device
+        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
         self._prepare_recording([self._student.replay], self._student.replay.parameters)
         largest = self.experience.largest_mini_batch
         self._make_transaction([student], max_micro_batches=largest)
-
-    def memory_plan(self) -> MemoryPlan:
-        """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
-
-        Raises:
-            ValueError: If there has been no complete rollout yet.
-        """
-        experience, largest = self.experience, self.experience.largest_mini_batch
-        num_bytes = experience.buffer_size(experience.newest()).num_bytes
-        sizes = Sizes(largest, self._student.replay.least_micro_batches(largest), num_bytes)
-        return self.transaction.plan_memory(sizes, self.parameters)
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:
@@ -322,13 +310,7 @@ class TbpttDistillation(DistillationRollouts):
     def _metrics(
         self, steps: torch.Tensor, weights: Sequence[Any], health: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the metrics, taken before the normaliser is updated. Shape: () each.
-
-        Args:
-            steps: Reported sums and gradient norms of optimiser steps. Shape: (S, M + 1).
-            weights: Sums of the weights of newest and past samples in each mini-batch, if any.
-            health: Measurements of the first step.
-        """
+        """Return the metrics of optimiser steps, (S, M + 1), and of mini-batches' weights."""
         experience, num_envs = self.experience, self._num_envs_of_ranks
         num_steps = self.options.num_learning_epochs * self._student.num_loss_steps
         sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
@@ -372,6 +354,3 @@ class TbpttDistillation(DistillationRollouts):
         self._zero_grad()
         state = self.experience.start_state
         self._student.add_gradients(rollout, columns % num_envs, state, num_micro_batches)
-
-    def _kept(self) -> list[Any]:
-        return [*super()._kept(), self.experience]

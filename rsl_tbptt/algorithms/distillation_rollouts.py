@@ -34,6 +34,7 @@ from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
+from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.controller import has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
@@ -98,6 +99,17 @@ class DistillationRollouts(Algorithm, Distillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
         return algorithm
 
+    def memory_plan(self) -> MemoryPlan:
+        """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
+
+        Raises:
+            ValueError: If there has been no complete rollout yet.
+        """
+        experience, largest = self.experience, self.experience.largest_mini_batch
+        num_bytes = experience.buffer_size(experience.newest()).num_bytes
+        sizes = Sizes(largest, self._student.replay.least_micro_batches(largest), num_bytes)
+        return self.transaction.plan_memory(sizes, self.parameters)
+
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
 
@@ -161,6 +173,9 @@ class DistillationRollouts(Algorithm, Distillation):
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
+
+    def _kept(self) -> list[Any]:
+        return [*super()._kept(), self.experience]
 
     def stateful_models(self) -> dict[str, Any]:
         """Return all models with hidden states, by their roles in checkpoints."""

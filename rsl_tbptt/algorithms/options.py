@@ -185,6 +185,13 @@ class Options:
     """
 
     # rsl_rl checks the value itself, and accepts capitals.
+    record_steps: bool = True
+    """Whether an optimiser step on CUDA is recorded as one CUDA graph.
+
+    A recording knows the Python numbers that it was made with. See
+    docs/concepts/replay.md#recorded-steps.
+    """
+
     optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], lambda *_: None] = "adam"
     """The optimiser: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``."""
 

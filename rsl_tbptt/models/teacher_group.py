@@ -254,7 +254,7 @@ class SelectedTeachers(nn.Module):
             seen = obs if own is _ALL else obs.select(*self._groups[name])[own]
             return run_one(name, seen)
 
-        return self._join(outputs_of)
+        return _joined(self.selected, self._rows, outputs_of)
 
     @property
     def distribution(self) -> nn.Module | None:
@@ -270,17 +270,17 @@ class SelectedTeachers(nn.Module):
     @property
     def output_mean(self) -> torch.Tensor:
         """Means of the newest stochastic forward pass, shape (rows, A); NaN without a teacher."""
-        return self._join(lambda number: (self._models[number].output_mean,))[0]
+        return self._of_models(lambda model: (model.output_mean,))[0]
 
     @property
     def output_std(self) -> torch.Tensor:
         """Standard deviations of that pass, shape (rows, A)."""
-        return self._join(lambda number: (self._models[number].output_std,))[0]
+        return self._of_models(lambda model: (model.output_std,))[0]
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, ...]:
         """Parameters of that pass's distributions, shape (rows, A) each."""
-        return tuple(self._join(lambda number: self._models[number].output_distribution_params))
+        return tuple(self._of_models(lambda model: model.output_distribution_params))
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
         """Clear the teachers' states where an episode ended, or set all of them.
@@ -317,6 +317,11 @@ class SelectedTeachers(nn.Module):
     def _recurrent(self) -> list[Any]:
         return [model for model in self._models if model.is_recurrent]
 
+    def _of_models(self, read: Callable[[Any], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Join a value of each teacher that ran; see ``_joined``."""
+        models = self._models
+        return _joined(self.selected, self._rows, lambda number: read(models[number]))
+
     def _rows_of(self, number: int) -> slice | torch.Tensor | None:
         """Return the rows that a teacher runs on: all, some by their numbers, (n,), or none."""
         if self._models[number].is_recurrent or not _choosing_is_cheap(self.selected):
@@ -326,22 +331,27 @@ class SelectedTeachers(nn.Module):
             return _ALL
         return rows if len(rows) else None
 
-    def _join(self, read: Callable[[int], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Join a value of each teacher that ran, (its rows, A) each, into (rows, A)."""
-        selected, joined = self.selected, []
-        for number, rows in self._rows.items():
-            tensors = read(number)
-            if not joined:
-                shapes = [(len(selected), *tensor.shape[1:]) for tensor in tensors]
-                pairs = zip(tensors, shapes, strict=True)
-                joined = [tensor.new_full(shape, torch.nan) for tensor, shape in pairs]
-            for index, tensor in enumerate(tensors):
-                if isinstance(rows, slice):
-                    own = (selected == number).unsqueeze(-1)
-                    joined[index] = torch.where(own, tensor, joined[index])
-                else:
-                    joined[index][rows] = tensor
-        return joined
+
+def _joined(
+    selected: torch.Tensor,
+    rows_of: Mapping[int, slice | torch.Tensor],
+    read: Callable[[int], Sequence[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """Join the values of teachers, (their rows, A) each, into (rows, A), by their numbers."""
+    joined: list[torch.Tensor] = []
+    for number, rows in rows_of.items():
+        tensors = read(number)
+        if not joined:
+            shapes = [(len(selected), *tensor.shape[1:]) for tensor in tensors]
+            pairs = zip(tensors, shapes, strict=True)
+            joined = [tensor.new_full(shape, torch.nan) for tensor, shape in pairs]
+        for index, tensor in enumerate(tensors):
+            if isinstance(rows, slice):
+                own = (selected == number).unsqueeze(-1)
+                joined[index] = torch.where(own, tensor, joined[index])
+            else:
+                joined[index][rows] = tensor
+    return joined
 
 
 class Selector:

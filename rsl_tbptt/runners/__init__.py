@@ -48,6 +48,22 @@ OWN = "rsl_tbptt_runner"
 """Key of a checkpoint with the entries of this package's runners; rsl_rl ignores it."""
 
 
+def mean_return(logger: Any, num_steps: int) -> float | None:
+    """Return the mean return of the newest episodes, or None while they are not typical.
+
+    The shortest episodes end first. Until each environment has ended one and the window is full,
+    they are a biased selection, which looks too good if most steps have a penalty.
+
+    Args:
+        logger: rsl_rl's logger.
+        num_steps: Steps of each environment since all began an episode.
+    """
+    returns, lengths = logger.rewbuffer, logger.cur_episode_length
+    if len(returns) < (returns.maxlen or 0) or bool((lengths >= num_steps).any()):
+        return None
+    return statistics.mean(returns)
+
+
 class TbpttOnPolicyRunner(OnPolicyRunner):
     """rsl_rl's runner with checkpoints that are complete, limited in number, and run no code.
 
@@ -304,19 +320,10 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if self._is_in_folder(path) and NUMBERED.fullmatch(Path(path).name):
             self._num_saved = self.num_iterations
             if self._kept is not None:
-                self._kept.add(Path(path), iteration, self._mean_return())
-
-    def _mean_return(self) -> float | None:
-        """Return the mean return of the newest episodes, or None while they are not typical.
-
-        The shortest episodes end first. Until each environment has ended one and the window is
-        full, they are a biased selection, which looks too good if most steps have a penalty.
-        """
-        returns, lengths = self.logger.rewbuffer, self.logger.cur_episode_length
-        num_steps = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
-        if len(returns) < (returns.maxlen or 0) or bool((lengths >= num_steps).any()):
-            return None
-        return statistics.mean(returns)
+                num_steps = (self.num_iterations - self._episodes_since) * self.cfg[
+                    "num_steps_per_env"
+                ]
+                self._kept.add(Path(path), iteration, mean_return(self.logger, num_steps))
 
     def _is_in_folder(self, path: str) -> bool:
         return Path(path).parent.resolve() == Path(self.logger.log_dir or "").resolve()

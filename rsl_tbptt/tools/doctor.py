@@ -237,13 +237,15 @@ def check_engine(device: str) -> str:
         device: ``cuda:<index>``, or ``cpu``.
 
     Returns:
-        The engine, the precision of its products, and the time next to rsl_rl's.
+        The engine, the precision of its products, whether steps are recorded, and the time next to
+        rsl_rl's.
 
     Raises:
         ValueError: If only the slow engine "reference" works there.
     """
     import torch
 
+    from rsl_tbptt.core.recording import Recorder
     from rsl_tbptt.core.scan import CELLS, fastest_engine
     from rsl_tbptt.core.scan.layers import tf32_in_layers
     from rsl_tbptt.tools.bench import LIBRARIES, Case, alternate, milliseconds
@@ -257,8 +259,10 @@ def check_engine(device: str) -> str:
     case = Case(num_envs=256, device=device)
     ours, theirs = (min(each) for each in alternate([(name, case) for name in LIBRARIES], 3))
     precision = "TF32" if device != "cpu" and tf32_in_layers() else "float32"
+    eager = Recorder(device).reason
+    steps = f"steps run as they are ({eager})" if eager else "steps are recorded as CUDA graphs"
     return (
-        f"{', '.join(sorted(engines))}, products in {precision}; {case}: an update takes"
+        f"{', '.join(sorted(engines))}, products in {precision}; {steps}; {case}: an update takes"
         f" {milliseconds(ours)}, rsl_rl's {milliseconds(theirs)}"
     )
 
