@@ -92,7 +92,7 @@ def fill_ppo_rollout(algorithm, first, last):
         pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))
         return tuple(tensor[:, first:last] for tensor in pair)
 
-    algorithm.states = [(state(), state()) for _ in algorithm.mini_batches.state_steps]
+    algorithm.states = [(state(), state()) for _ in algorithm.batches.state_steps]
     if algorithm.mirrored:
         of_two = [
             tuple(torch.stack(both, 2) for both in zip(state(), state(), strict=True))
