@@ -17,6 +17,7 @@ from torch import distributed
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, optimizers
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 
 pytestmark = pytest.mark.slow
 
@@ -92,13 +93,13 @@ def fill_ppo_rollout(algorithm, first, last):
         pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))
         return tuple(tensor[:, first:last] for tensor in pair)
 
-    algorithm.states = [(state(), state()) for _ in algorithm.mini_batches.state_steps]
-    if algorithm.mirrored:
+    algorithm.states = [(state(), state()) for _ in algorithm.batches.state_steps]
+    for mirrored in filter(lambda each: isinstance(each, MirroredRobots), algorithm.extensions):
         of_two = [
             tuple(torch.stack(both, 2) for both in zip(state(), state(), strict=True))
             for _ in range(2)
         ]
-        algorithm.mirrored.states = {"actor": of_two[0], "critic": of_two[1]}
+        mirrored.states = {"actor": of_two[0], "critic": of_two[1]}
 
 
 def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):

@@ -21,6 +21,7 @@ from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.find_nan import Inputs, find_source
 from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
@@ -126,15 +127,15 @@ def test_an_interrupted_update_leaves_no_trace(trained, monkeypatch):
     algorithm = trained(num_learning_epochs=2)
     before = everything(algorithm)
     fill(algorithm, 1)
-    step, steps = algorithm._optimizer_step, []
+    step, steps = algorithm.conclude, []
 
-    def interrupted(*args):
-        steps.append(step(*args))
+    def interrupted(*args, **fixed):
+        steps.append(step(*args, **fixed))
         if len(steps) == 2:
             raise KeyboardInterrupt
         return steps[-1]
 
-    monkeypatch.setattr(algorithm, "_optimizer_step", interrupted)
+    monkeypatch.setattr(algorithm, "conclude", interrupted)
     with pytest.raises(KeyboardInterrupt):
         algorithm.update()
     assert_same(everything(algorithm), before)
@@ -231,8 +232,12 @@ def whole_state(algorithm):
 
 
 def states_of(algorithm):
-    mirrored = algorithm.mirrored.states.values() if algorithm.mirrored else ()
-    return models_states(algorithm) + [t.clone() for own in mirrored for t in as_tensors(own)]
+    states = [state for each in mirrored(algorithm) for state in each.states.values()]
+    return models_states(algorithm) + [t.clone() for own in states for t in as_tensors(own)]
+
+
+def mirrored(algorithm):
+    return [each for each in algorithm.extensions if isinstance(each, MirroredRobots)]
 
 
 def models_states(algorithm):
@@ -242,20 +247,15 @@ def models_states(algorithm):
 
 MOMENTS = {
     distilling_with_a_buffer: [
-        *(
-            "experience.take",
-            "experience.plan",
-            "_optimizer_step",
-            "_metrics",
-            "transaction._fetch",
-        ),
-        *("transaction._watch", "mirrored.split", "mirrored.advance", "_per_teacher.logged"),
+        *("experience.take", "experience._plan", "conclude", "_metrics", "transaction._fetch"),
+        *("transaction._watch", "MirroredRobots.split", "MirroredRobots.advance"),
+        "LossPerTeacher.advance",
     ],
-    reinforcing_with_symmetry: ["_rollout", "_optimizer_step", "mirrored.advance", "_advance"],
+    reinforcing_with_symmetry: ["_begin_update", "conclude", "MirroredRobots.advance", "_advance"],
     fine_tuning: [
-        *("_rollout", "_optimizer_step", "_metrics", "_update_normalization", "transaction._fetch"),
+        *("_begin_update", "conclude", "_metrics", "_update_normalization", "transaction._fetch"),
         *("gradient.policy_loss.adapt", "imitation.returns.conclude"),
-        *("imitation.conclude", "_fine_tuning.count_update", "_advance", "transaction._watch"),
+        *("imitation.advance", "_fine_tuning.advance", "_advance", "transaction._watch"),
     ],
 }
 
@@ -268,7 +268,8 @@ def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monke
     fill(algorithm, 2)
     before, lived = whole_state(algorithm), models_states(algorithm)
     *path, method = name.split(".")
-    owner = functools.reduce(getattr, path, algorithm)
+    extensions = {type(each).__name__: each for each in algorithm.extensions}
+    owner = extensions.get(".".join(path)) or functools.reduce(getattr, path, algorithm)
     original = getattr(owner, method)
 
     def interrupted(*args, **options):
@@ -517,13 +518,13 @@ def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypa
     fill(algorithm, 1)
     assert algorithm.update()["skipped_updates"] == 0.0
     fill(algorithm, 2)
-    step = algorithm._optimizer_step
+    step = algorithm.conclude
 
-    def breaking(*args):
+    def breaking(*args, **fixed):
         model.mask[0] = NAN
-        return step(*args)
+        return step(*args, **fixed)
 
-    monkeypatch.setattr(algorithm, "_optimizer_step", breaking)
+    monkeypatch.setattr(algorithm, "conclude", breaking)
     with pytest.warns(UserWarning, match="An update met NaN or inf"):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert model.mask.tolist() == [0.0, -INF]
