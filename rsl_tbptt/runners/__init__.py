@@ -317,16 +317,12 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if not self._writer.write(checkpoint, Path(path), is_last):
             return
         self.logger.save_model(path, iteration)
-        if self._is_in_folder(path) and NUMBERED.fullmatch(Path(path).name):
+        if _is_in(self.logger.log_dir, path) and NUMBERED.fullmatch(Path(path).name):
             self._num_saved = self.num_iterations
             if self._kept is not None:
-                num_steps = (self.num_iterations - self._episodes_since) * self.cfg[
-                    "num_steps_per_env"
-                ]
+                num_iterations = self.num_iterations - self._episodes_since
+                num_steps = num_iterations * self.cfg["num_steps_per_env"]
                 self._kept.add(Path(path), iteration, mean_return(self.logger, num_steps))
-
-    def _is_in_folder(self, path: str) -> bool:
-        return Path(path).parent.resolve() == Path(self.logger.log_dir or "").resolve()
 
     def load(
         self,
@@ -363,7 +359,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             self.current_learning_iteration = checkpoint["iter"]
             own = checkpoint.get(OWN, {})
             self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
-            self._is_in_own_folder = self._is_in_folder(path)
+            self._is_in_own_folder = _is_in(self.logger.log_dir, path)
             alone = [own["resume"]] if "resume" in own else []
             self._resumed = own.get("resume_of_ranks", alone)
             began = own.get("episodes_since", 0) if self._resumed else self.num_iterations
@@ -406,3 +402,7 @@ class _TolerantWriter:
                     " until then; training goes on.",
                     stacklevel=3,
                 )
+
+
+def _is_in(folder: str | None, path: str) -> bool:
+    return Path(path).parent.resolve() == Path(folder or "").resolve()
