@@ -320,9 +320,8 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if _is_in(self.logger.log_dir, path) and NUMBERED.fullmatch(Path(path).name):
             self._num_saved = self.num_iterations
             if self._kept is not None:
-                num_iterations = self.num_iterations - self._episodes_since
-                num_steps = num_iterations * self.cfg["num_steps_per_env"]
-                self._kept.add(Path(path), iteration, mean_return(self.logger, num_steps))
+                age = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
+                self._kept.add(Path(path), iteration, mean_return(self.logger, age))
 
     def load(
         self,
