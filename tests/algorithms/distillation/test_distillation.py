@@ -71,13 +71,13 @@ def test_gradient_norm_of_rsl_rl_grows_twelvefold(monkeypatch):
 def test_every_step_is_trained_on(num_steps, options, optimizer_steps, flushed_steps):
     algorithm = make_distillation(TbpttDistillation, num_steps, 4, **options)
     seen = []
-    loss = algorithm.loss
+    loss = algorithm._student.loss
 
     def counting_loss(outputs, labels):
         seen.append(labels["actions"])
         return loss(outputs, labels)
 
-    algorithm.loss = counting_loss
+    algorithm._student.loss = counting_loss
     roll_out(algorithm, seed=0)
     before = parameters_of(algorithm)
     metrics = algorithm.update()

@@ -73,13 +73,14 @@ def test_metrics_separate_the_newest_rollout_from_old_samples():
 
 def test_steps_that_no_loss_sees_are_never_run_again(monkeypatch):
     algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, buffer_share=100.0)
-    seen, accumulate = [], algorithm._student.accumulate
+    replay, seen = algorithm._student.replay, []
+    accumulate = replay.accumulate
 
     def counting(group, rollout, *rest, **options):
         seen.append((group[-1].num_loss_steps, rollout.num_envs))
         return accumulate(group, rollout, *rest, **options)
 
-    monkeypatch.setattr(algorithm._student, "accumulate", counting)
+    monkeypatch.setattr(replay, "accumulate", counting)
     roll_out(algorithm, 0)
     algorithm.update()
     buffer = algorithm.experience.buffer

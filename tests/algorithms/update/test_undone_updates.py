@@ -462,16 +462,17 @@ def test_an_observation_group_that_no_model_reads_is_not_named():
 def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
     algorithm = make_distillation(TbpttDistillation, T, 64, gradient_length=2, non_finite="raise")
     roll_out(algorithm, 0)
-    loss = algorithm.loss
+    student = algorithm._student
+    loss = student.loss
 
     def exploding(outputs, labels):
         losses = loss(outputs, labels)
         return dataclasses.replace(losses, trained=(outputs[0] * 1e30).square().sum(-1))
 
-    algorithm.loss = exploding
-    calls, accumulate = [], algorithm._student.accumulate
+    student.loss = exploding
+    calls, accumulate = [], student.replay.accumulate
     monkeypatch.setattr(
-        algorithm._student,
+        student.replay,
         "accumulate",
         lambda *args, **options: (calls.append(args), accumulate(*args, **options))[1],
     )
@@ -491,14 +492,14 @@ def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
     else:
         options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
         algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
-        model, replay, roll = algorithm.student, algorithm._student, roll_out
-    sizes, accumulate = [], replay.accumulate
+        model, replay, roll = algorithm.student, algorithm._student.replay, roll_out
+    sizes, split = [], replay.sizes
 
-    def watched(group, rollout, *args, num_micro_batches, **options):
-        sizes.append(rollout.num_envs / num_micro_batches)
-        return accumulate(group, rollout, *args, num_micro_batches=num_micro_batches, **options)
+    def watched(num_envs, num_micro_batches):
+        sizes.append(num_envs / num_micro_batches)
+        return split(num_envs, num_micro_batches)
 
-    monkeypatch.setattr(replay, "accumulate", watched)
+    monkeypatch.setattr(replay, "sizes", watched)
     for seed in range(2):
         roll(algorithm, seed)
         algorithm.update()
