@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from support.inside import assert_same, everything, through_a_file
 from support.one_pass import ONE_PASS
 from support.operations_recording import OperationsRecording
 from support.symmetry_reference import symmetry_cfg
+from torch import distributed
 from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.algorithms import (
@@ -405,6 +407,30 @@ def test_ppo_trains_to_the_same_bits(name):
 @pytest.mark.parametrize("name", DISTILLATION_CASES)
 def test_distillation_trains_to_the_same_bits(name):
     check_equal(DISTILLATION_CASES[name])
+
+
+@pytest.fixture
+def one_of_several_ranks():
+    """Let this process be a group that exchanges gradients."""
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield {"multi_gpu_cfg": {"global_rank": 0, "local_rank": 0, "world_size": 1}}
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        partial(reinforcing, rnd={}),
+        partial(reinforcing, normalize_advantage_per_mini_batch=True),
+        partial(distilling, **BUFFER),
+    ],
+    ids=["ppo", "ppo-normalized", "distillation"],
+)
+def test_two_recordings_around_the_exchange_of_ranks(case, one_of_several_ranks):
+    _, recorded = check_equal(case(**one_of_several_ranks))
+    alone = train(case(), records=True)
+    assert recorded.num_replays > 1.5 * alone.num_replays
 
 
 @pytest.mark.parametrize("case", [reinforcing(), distilling(**BUFFER)], ids=["ppo", "distillation"])
