@@ -60,15 +60,16 @@ def _products(rnn: RecurrentLayers, num_envs: int) -> Callable[[], object]:
     w_ih, w_hh = (weight.detach() for weight in rnn.all_weights[0][:2])
     rows = torch.randn(num_envs, w_ih.shape[1] + w_hh.shape[1])
     gates = torch.randn(num_envs, len(w_hh))
-    forward = step_product(num_envs, torch.float32, torch.randn(rows.shape[1], len(w_hh)))
-    backward = step_product(num_envs, torch.float32, w_hh)
+    factors = torch.randn(rows.shape[1], len(w_hh)), w_hh
+    forward, backward = (step_product(num_envs, torch.float32, factor) for factor in factors)
     all_rows, all_gates = rows.repeat(NUM_STEPS, 1), gates.repeat(NUM_STEPS, 1)
     outs = torch.empty_like(gates), torch.empty(num_envs, w_hh.shape[1])
 
     def run() -> None:
         for _ in range(NUM_STEPS):
-            forward(rows, outs[0])
-            backward(gates, outs[1])
+            for left, out, product in ((rows, outs[0], forward), (gates, outs[1], backward)):
+                multiply_by, others, takes_out = product
+                multiply_by(left, *others, **({"out": out} if takes_out else {}))
         multiply_columns(all_gates, all_rows)
 
     return run

@@ -142,7 +142,14 @@ def places_of(trained):
     return [each.data_ptr() for each in (*tensors, *(s for st in states for s in as_tensors(st)))]
 
 
-def reinforcing(*models, before=Case.before, changes="", fill=None, num_updates=5, **options):
+def reinforcing(
+    *models: Any,
+    before: Any = Case.before,
+    changes: Any = "",
+    fill: Any = None,
+    num_updates: Any = 5,
+    **options: Any,
+):
     """Describe a training of PPO, by default of LSTMs."""
     models = models or ("lstm", "lstm")
     engine = {} if models == ("mlp", "mlp") else {"scan_engine": "reference"}
@@ -161,7 +168,9 @@ def reinforcing(*models, before=Case.before, changes="", fill=None, num_updates=
     return Case(build, fill or roll_out_ppo, before, changes, num_updates=num_updates)
 
 
-def distilling(before=Case.before, changes="", least_replays=6, **options):
+def distilling(
+    before: Any = Case.before, changes: Any = "", least_replays: Any = 6, **options: Any
+):
     """Describe a distillation, by default into an LSTM."""
     engine = {} if options.get("student") == "mlp" else {"scan_engine": "reference"}
     shared = {"num_mini_batches": 2, "num_learning_epochs": 2, "gradient_length": 3, **engine}
@@ -192,7 +201,11 @@ def imitating(**options):
 def rewarding(trained, seed):
     """Fill the storage with rewards whose returns rise, and fall in later rollouts."""
     offset = 20.0 if seed < 4 else -100.0
-    roll_out_ppo(trained, seed, on_step=lambda step, obs, rewards: rewards.add_(offset))
+
+    def on_step(step, obs, rewards):
+        rewards.add_(offset)
+
+    roll_out_ppo(trained, seed, on_step=on_step)
 
 
 def between(*changes):
@@ -240,7 +253,7 @@ SLICES = [
 ]
 PENALTY = {"policy_loss": "kl_penalty", "schedule": "fixed", "changes": "kl_coef"}
 WINDOWS = {"minibatch_unit": "window", "gradient_length": 2}
-BUFFER = {"buffer_rollouts": 2}
+BUFFER: dict[str, Any] = {"buffer_rollouts": 2}
 
 PPO_CASES = {
     "defaults": reinforcing(),
@@ -469,7 +482,8 @@ def test_resumed_in_another_process(case):
 
 def test_distillation_of_several_teachers(tmp_path):
     config = several_teachers.save_teachers(tmp_path, ["walk", "trot", "hop"])
-    options = {"num_mini_batches": 2, "num_learning_epochs": 2, "scan_engine": "reference"}
+    options: dict[str, Any] = {"num_mini_batches": 2, "num_learning_epochs": 2}
+    options["scan_engine"] = "reference"
 
     def fill(trained, seed):
         several_teachers.roll_out(trained, *several_teachers.random_rollout(seed, 3))

@@ -68,7 +68,7 @@ def test_inside_the_callers_own_graph(name):
 
     def run(engine):
         outputs, _ = recurrent_scan(*case, engine)
-        return outputs, *torch.autograd.grad(outputs, case[0].parameters(), outputs.detach())
+        return outputs, *torch.autograd.grad(outputs, [*case[0].parameters()], outputs.detach())
 
     expected, stream = run("reference"), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

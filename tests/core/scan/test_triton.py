@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,25 +95,27 @@ def test_a_layer_launches_little_beyond_its_steps(engine, cell, device, needs_dx
 
 
 def test_windows_share_what_is_made_of_unchanged_weights(engine, cell, device):
-    rnn, *window = make_case(cell, 1, T, 4, 0.3, device=device)
+    case = make_case(cell, 1, T, 4, 0.3, device=device)
+    rnn: Any = case[0]
     seen = []
     with unchanged_weights(), torch.no_grad():
         for _ in range(2):
             with Launches() as launched:
-                seen.append((recurrent_scan(rnn, *window, engine), launched.names))
+                seen.append((recurrent_scan(*case, engine), launched.names))
         rnn.weight_ih_l0.mul_(2.0)
     of_weights = {"LSTM": ["add"], "GRU": ["new_zeros", "cat", "add", "cat"]}
     of_weights["SRU"] = of_weights["GRU"][1:]
     (first, of_first), (second, of_second) = seen
     assert of_first == of_weights[cell] + of_second
     torch.testing.assert_close(first, second, rtol=0, atol=0)
-    changed, expected = (recurrent_scan(rnn, *window, name)[0] for name in (engine, "reference"))
+    changed, expected = (recurrent_scan(*case, name)[0] for name in (engine, "reference"))
     torch.testing.assert_close(changed, expected, **EXACT_FLOAT64)
 
 
 def test_a_change_of_what_the_backward_pass_reads_is_refused(engine, cell, device):
-    rnn, inputs, state, starts = make_case(cell, 1, 4, 3, 0.3, device=device)
-    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+    case = make_case(cell, 1, 4, 3, 0.3, device=device)
+    rnn: Any = case[0]
+    outputs, _ = recurrent_scan(*case, engine)
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         outputs.mul_(2.0)
     with torch.no_grad():
