@@ -77,7 +77,8 @@ def _units(step, T, N, H: constexpr, BLOCK: constexpr):
     here = unit < N * H
     flag = step.to(tl.int64) * N + unit // H
     at = step.to(tl.int64) * N * H + unit
-    return here, here & (step + 1 < T), unit, flag, at, (T.to(tl.int64) + 1) * N * H
+    later = here & (flag < (T.to(tl.int64) - 1) * N)  # compares blocks: interpreters need that
+    return here, later, unit, flag, at, (T.to(tl.int64) + 1) * N * H
 
 
 @triton.jit
