@@ -26,12 +26,7 @@ from rsl_tbptt.algorithms.extensions.teachers import (
 from rsl_tbptt.algorithms.extensions.weights import SampleWeights
 from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.health import finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import (
-    set_rate,
-    step_at,
-    step_batches,
-    update_normalization,
-)
+from rsl_tbptt.algorithms.optimizers import set_rate, step_at, step_batches, update_normalization
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,

@@ -12,20 +12,11 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
-from rsl_tbptt.algorithms.extensions.teachers import (
-    Dagger,
-    LazyTeacher,
-    StepLabels,
-)
+from rsl_tbptt.algorithms.extensions.teachers import Dagger, LazyTeacher, StepLabels
 from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.find_nan import Inputs
-from rsl_tbptt.algorithms.optimizers import (
-    check_optimizer,
-)
-from rsl_tbptt.algorithms.options import (
-    DistillationOptions,
-    check_runner_keys,
-)
+from rsl_tbptt.algorithms.optimizers import check_optimizer
+from rsl_tbptt.algorithms.options import DistillationOptions, check_runner_keys
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.replay_buffer import Experience
 from rsl_tbptt.algorithms.step_checks import tensor_groups

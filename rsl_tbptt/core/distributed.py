@@ -38,13 +38,6 @@ class Ranks:
             distributed.all_reduce(tensor)
         return tensor
 
-    def sum_named(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the sums of tensors over all ranks by name, in one exchange. Shape: () each."""
-        if not self.together or not tensors:
-            return tensors
-        sums = self.sum_tensor(torch.stack(list(tensors.values())))
-        return dict(zip(tensors, sums, strict=True))
-
     def mean(self, values: torch.Tensor, count: int) -> torch.Tensor:
         """Return the mean over the values of all ranks; ``count`` is their number. Shape: ()."""
         return self.sum_tensor(values.sum()) / count if self.together else values.mean()

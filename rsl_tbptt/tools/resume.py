@@ -20,14 +20,7 @@ from typing import Any
 
 from rsl_tbptt.checkpoints.reading import NUMBERED, latest_checkpoint, numbered_checkpoints
 from rsl_tbptt.files import entry, read_config
-from rsl_tbptt.tools.platforms import (
-    ENV,
-    Trained,
-    Training,
-    executable,
-    load_platform,
-    platform_in,
-)
+from rsl_tbptt.tools.platforms import ENV, Trained, Training, executable, load_platform, platform_in
 from rsl_tbptt.tools.platforms.noted_settings import AGENT
 
 KINDS = {

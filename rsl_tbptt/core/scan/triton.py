@@ -35,13 +35,7 @@ import torch
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
-from rsl_tbptt.core.scan.layers import (
-    ONCE,
-    Gradients,
-    Tensors,
-    products_as_in_layers,
-    scan_layers,
-)
+from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, products_as_in_layers, scan_layers
 from rsl_tbptt.core.scan.products import prepare
 
 _BLOCK = 512

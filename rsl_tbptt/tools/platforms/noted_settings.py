@@ -10,13 +10,7 @@ from typing import Any
 from rsl_tbptt.files import read_config, read_yaml
 from rsl_tbptt.tools.platforms import ENV
 from rsl_tbptt.tools.platforms.named_code import is_allowed
-from rsl_tbptt.tools.platforms.noted_env import (
-    CHOSEN,
-    MISSING,
-    are_numbers,
-    differences,
-    dotted,
-)
+from rsl_tbptt.tools.platforms.noted_env import CHOSEN, MISSING, are_numbers, differences, dotted
 
 AGENT = Path("params", "agent.yaml")
 """Where both platforms write the agent's config, next to the checkpoints."""
