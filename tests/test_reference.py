@@ -11,8 +11,9 @@ import torch
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.behavior_losses import Transitions, parse_slices
+from rsl_tbptt.algorithms.behavior_losses import parse_slices
 from rsl_tbptt.algorithms.extensions.heads import HeadOptions, parse_heads
+from rsl_tbptt.algorithms.extensions.weights import Transitions
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core import windows
 

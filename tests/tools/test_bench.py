@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core.scan.layers import _tf32_in_products, tf32_in_layers
+from rsl_tbptt.core.scan.layers import tf32_in_layers, tf32_in_products
 from rsl_tbptt.tools import bench
 from rsl_tbptt.tools.bench import LIBRARIES, Case, alternate, build, check_equal, fill, spread
 
@@ -129,9 +129,9 @@ def test_an_unfinished_window_limits_the_check_to_one_epoch(monkeypatch):
 def test_all_products_of_a_gpu_are_in_the_precision_of_the_case(precision):
     """Afterwards they have torch's default again. No GPU is needed to read the setting."""
     with bench.products_in(precision):
-        assert _tf32_in_products() == (precision == "TF32")
+        assert tf32_in_products() == (precision == "TF32")
         assert tf32_in_layers()
-    assert not _tf32_in_products()
+    assert not tf32_in_products()
 
 
 def test_a_cpu_has_no_tf32():

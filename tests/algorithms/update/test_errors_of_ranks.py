@@ -30,7 +30,7 @@ def distilled(cfg, failing):
     algorithm = make_distillation(
         TbpttDistillation, 6, 6, gradient_length=2, num_mini_batches=1, multi_gpu_cfg=cfg
     )
-    loss, calls = algorithm.loss, []
+    loss, calls = algorithm._student.loss, []
 
     def breaking(*args):
         calls.append(args)
@@ -38,7 +38,7 @@ def distilled(cfg, failing):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss(*args)
 
-    algorithm.loss = breaking
+    algorithm._student.loss = breaking
     roll_out(algorithm, cfg["global_rank"])
     return algorithm, parameters_of
 
