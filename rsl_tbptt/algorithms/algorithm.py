@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,20 +14,20 @@ from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.find_nan import Inputs
-from rsl_tbptt.algorithms.frames import FrameObs
 from rsl_tbptt.algorithms.health import HealthLog
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
-from rsl_tbptt.algorithms.options import ACT_LATER, Options, positive
+from rsl_tbptt.algorithms.options import ACT_LATER, Options, check_runner_keys, positive
 from rsl_tbptt.algorithms.replay import Replay, observed_groups
-from rsl_tbptt.algorithms.step_checks import StepChecks
+from rsl_tbptt.algorithms.step_checks import StepChecks, tensor_groups
 from rsl_tbptt.algorithms.transaction import Transaction
-from rsl_tbptt.checkpoints.describing import describe_all
+from rsl_tbptt.checkpoints.describing import describe_all, model_configs
 from rsl_tbptt.checkpoints.robot import describe_robot
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
 from rsl_tbptt.core.recording import Recorder
 from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.signals import EmergencySave
 
 
@@ -82,20 +82,13 @@ class Algorithm:
         """Metrics of the last update."""
         self.health_log: HealthLog | None = None  # your own loop has no logger
 
-    def _prepare_recording(
-        self, replays: Iterable[Replay], trained: Iterable[nn.Parameter]
-    ) -> None:
-        """Set up the recording of steps.
-
-        Args:
-            replays: The models that steps replay.
-            trained: Their parameters; those of a shared encoder appear twice.
-        """
+    def _prepare_recording(self, *replays: Replay) -> None:
+        """Set up the recording of steps, which train the models of these replays."""
         device, optimizers = self.storage.dones.device, self._optimizers()
         self.rate = torch.full((), self.learning_rate, dtype=torch.float64, device=device)
         """Learning rate of a step, on the device. Shape: ()."""
-        own = chain.from_iterable(extension.parameters for extension in self.extensions)
-        self.parameters = [*dict.fromkeys([*trained, *own])]
+        trained = chain.from_iterable(each.parameters for each in (*replays, *self.extensions))
+        self.parameters = [*dict.fromkeys(trained)]  # those of a shared encoder once
         reasons = [None if self.options.record_steps else "record_steps is False"]
         reasons += [each.unrecordable_reason() for each in replays]
         if not all(map(is_fused, optimizers)):
@@ -130,7 +123,7 @@ class Algorithm:
 
     def _placed(self, name: str, rollout: Rollout) -> Rollout:
         """Return a rollout whose tensors are where recorded steps read them."""
-        if self.recorder.reason is not None or isinstance(rollout.obs, FrameObs):
+        if self.recorder.reason is not None:  # with frames, among others
             return rollout
         obs = {key: self._place(f"{name}/obs/{key}", each) for key, each in rollout.obs.items()}
         labels = {key: self._place(f"{name}/{key}", each) for key, each in rollout.labels.items()}
@@ -184,12 +177,12 @@ class Algorithm:
         self._ranks.sum_gradients(self.parameters, self.options.grad_reduce_bucket_mb)
         return self._ranks.sum_tensor(sums), health, gradients
 
-    def _make_transaction(self, models: Sequence[Any], **arguments: Any) -> None:
-        """Set up the transaction of an update.
+    def _make_transaction(self, models: Sequence[Any], max_micro_batches: int) -> None:
+        """Set up the transaction of an update, which trains these models.
 
         Args:
-            models: The models that the runner steps; the first ones, with optimiser, are trained.
-            **arguments: Further arguments of :class:`Transaction`.
+            models: The models.
+            max_micro_batches: Sequences in the largest mini-batch.
         """
         extensions = self.extensions
         self.transaction = Transaction(
@@ -202,8 +195,8 @@ class Algorithm:
             stateful_models=lambda: [*self.stateful_models().values()],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
+            max_micro_batches=max_micro_batches,
             on_drop=self._drop_rollout,
-            **arguments,
         )
 
     def _kept(self) -> list[Any]:
@@ -302,23 +295,27 @@ class Algorithm:
         saved = {each.name: each.state_dict() for each in self.extensions if each.name}
         return own | {name: state for name, state in saved.items() if state}
 
-    def _load_extensions(self, own: Mapping[str, Any], wants: Mapping[str, Any]) -> None:
-        """Load the extensions' entries of a checkpoint, checked, that ``load_cfg`` asks for."""
+    def _asked(
+        self, own: Mapping[str, Any], wants: Mapping[str, Any]
+    ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
+        """Yield extensions that ``load_cfg`` asks for, with their entries of a checkpoint."""
         for extension in self.extensions:
             if extension.name and any(wants.get(part) for part in extension.loaded_with):
-                with_optimizer = bool(wants.get("optimizer"))
-                saved = own.get(extension.name, {})
-                extension.load_state_dict(saved, with_optimizer=with_optimizer)
+                yield extension, own.get(extension.name, {})
+
+    def _load_extensions(self, own: Mapping[str, Any], wants: Mapping[str, Any]) -> None:
+        """Load checked entries of extensions."""
+        for extension, saved in self._asked(own, wants):
+            extension.load_state_dict(saved, with_optimizer=bool(wants.get("optimizer")))
 
     def _check_extensions(self, own: Mapping[str, Any], wants: Mapping[str, Any]) -> None:
-        """Check those entries; nothing is changed.
+        """Check entries of extensions; nothing is changed.
 
         Raises:
             ValueError: If one does not fit.
         """
-        for extension in self.extensions:
-            if extension.name and any(wants.get(part) for part in extension.loaded_with):
-                extension.check(own.get(extension.name, {}))
+        for extension, saved in self._asked(own, wants):
+            extension.check(saved)
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
         """Advance the schedules after an update with these metrics; return those to log."""
@@ -329,3 +326,22 @@ class Algorithm:
         self.emergency_save.conclude_iteration()
         self.metrics = self.transaction.logged
         return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+
+
+def checked_config(obs: TensorDict, cfg: dict) -> tuple[TensorDict, Mapping[str, Any]]:
+    """Check a runner's config.
+
+    Args:
+        obs: Observations of the environment, of any batch size.
+        cfg: The config.
+
+    Returns:
+        The observation groups that are tensors, and the models' configs; see ``model_configs``.
+
+    Raises:
+        ValueError: If a key is mistyped, a model of rsl_rl's has another ``rnn_type`` than
+            rsl_rl's, or a group in ``obs_groups`` is no tensor.
+    """
+    check_runner_keys(cfg)
+    check_rnn_types(cfg)
+    return tensor_groups(obs, cfg.get("obs_groups") or {}), model_configs(cfg)

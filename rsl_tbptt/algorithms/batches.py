@@ -21,6 +21,7 @@ import torch
 
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.core.windows import Group, Window, tbptt_schedule
 
 
@@ -106,13 +107,13 @@ class Batches:
         ]
         return self._of(numbers, self._num_loss_steps(numbers))
 
-    def loss_rows(self, segments: Sequence[torch.Tensor]) -> torch.Tensor:
+    def loss_rows(self, rollout: Rollout, segments: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the places, in a rollout's ``rows``, of the samples that enter the loss: (K,)."""
-        rows, num_envs = [], self._num_envs
-        for group, (first_rows, _) in zip(self.groups, segments, strict=True):
-            bounds = group[0].loss_start * num_envs, group[-1].stop * num_envs
-            steps = torch.arange(*bounds, num_envs, device=first_rows.device)
-            rows.append((steps.unsqueeze(1) + first_rows).flatten())
+        pairs = zip(self.groups, segments, strict=True)
+        rows = [
+            Batch(rollout, first_rows).row_indices(group[0].loss_start, group[-1].stop).flatten()
+            for group, (first_rows, _) in pairs
+        ]
         return torch.cat(rows)
 
     def _of(self, numbers: Sequence[torch.Tensor], num_samples: int) -> Indices:

@@ -180,9 +180,8 @@ class TbpttDistillation(DistillationRollouts):
         num_steps, device = storage.num_transitions_per_env, storage.dones.device
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
-        self._prepare_recording([self._student.replay], self._student.replay.parameters)
-        largest = self.experience.largest_mini_batch
-        self._make_transaction([student], max_micro_batches=largest)
+        self._prepare_recording(self._student.replay)
+        self._make_transaction([student], self.experience.largest_mini_batch)
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:

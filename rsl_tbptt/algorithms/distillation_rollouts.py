@@ -9,25 +9,23 @@ import torch
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import Dagger, LazyTeacher, StepLabels
 from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.optimizers import check_optimizer
-from rsl_tbptt.algorithms.options import DistillationOptions, check_runner_keys
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.replay_buffer import Experience
-from rsl_tbptt.algorithms.step_checks import tensor_groups
 from rsl_tbptt.algorithms.student import Student
-from rsl_tbptt.checkpoints.describing import check_fits, model_configs
+from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.controller import has_parameters, with_controllers
-from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 
@@ -67,13 +65,9 @@ class DistillationRollouts(Algorithm, Distillation):
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
-                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
+            ValueError: If the config or an observation group is not valid; see ``checked_config``.
         """
-        check_runner_keys(cfg)
-        check_rnn_types(cfg)
-        configs = model_configs(cfg)
-        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
+        obs, configs = checked_config(obs, cfg)
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         teacher_cfg = cfg["teacher"]
         cfg["teacher"] = with_controllers(teacher_cfg, env)
@@ -191,7 +185,7 @@ class DistillationRollouts(Algorithm, Distillation):
             # The loss excludes samples of weight 0, so their values are replaced by 0.
             recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
         if self.mirrored:  # a memory reads them at steps of weight 0, too
-            recorded |= self.mirrored.named_obs(seen)
+            recorded |= self.mirrored.inputs()
         return Inputs(seen, recorded, weights)
 
     def save(self) -> dict:

@@ -127,9 +127,8 @@ class TbpttPPO(PpoRollouts):
         """Actor and critic as they are replayed."""
         self.states = []
         self._step_batches = step_batches(sizes[0], self.batches.num_samples // sizes[0], device)
-        replays = self.gradient.actor, self.gradient.critic
-        self._prepare_recording(replays, [p for each in replays for p in each.parameters])
-        self._make_transaction(models, max_micro_batches=self.batches.num_envs_of_largest)
+        self._prepare_recording(self.gradient.actor, self.gradient.critic)
+        self._make_transaction(models, self.batches.num_envs_of_largest)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict the memory of ``update()`` from its gradient on parts of the last rollout.

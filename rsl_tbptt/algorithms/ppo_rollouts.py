@@ -10,23 +10,21 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.actor_critic import ActorCritic
-from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
 from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.optimizers import check_optimizer
-from rsl_tbptt.algorithms.options import PpoOptions, check_runner_keys
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.policy_losses import store_advantages
-from rsl_tbptt.algorithms.step_checks import tensor_groups
 from rsl_tbptt.algorithms.truncation_bootstrap import TruncationBootstrap, value_without_advancing
-from rsl_tbptt.checkpoints.describing import check_fits, model_configs
+from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import check_matches
 from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import PPO, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.protocol import check_rnn_types
 
 
 class PpoRollouts(Algorithm, PPO):
@@ -55,13 +53,9 @@ class PpoRollouts(Algorithm, PPO):
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
-                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
+            ValueError: If the config or an observation group is not valid; see ``checked_config``.
         """
-        check_runner_keys(cfg)
-        check_rnn_types(cfg)
-        configs = model_configs(cfg)
-        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
+        obs, configs = checked_config(obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, PpoRollouts):
             algorithm._join_runner(obs, env, cfg, configs)

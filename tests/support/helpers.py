@@ -186,6 +186,22 @@ def make_ppo(
     return algorithm_instance
 
 
+def rnd_cfg(**options: Any) -> dict[str, Any]:
+    """Return a new config of RND, since rsl_rl 5.0 removes entries, without normalisation."""
+    return {
+        "num_states": STATE_DIM,
+        "obs_groups": {"rnd_state": ["state"], "actor": ["policy"], "critic": ["state"]},
+        "num_outputs": 3,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [8],
+        "weight": 0.5,
+        "learning_rate": 1e-2,
+        "state_normalization": False,
+        "reward_normalization": False,
+        **options,
+    }
+
+
 def roll_out_ppo(
     algorithm: Any,
     seed: int,

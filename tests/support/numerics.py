@@ -144,6 +144,7 @@ def _trained(algorithm: Any, roll_out: Callable[..., None], updates: int = 2) ->
 
 NORMALIZED: dict[str, Any] = {"obs_normalization": True}
 LSTM_2 = {"rnn_num_layers": 2}
+NORMALIZED_RND: dict[str, Any] = {"state_normalization": True, "reward_normalization": True}
 
 
 def _distillation_cases() -> dict[str, Case]:
@@ -235,27 +236,10 @@ def _distillation_cases() -> dict[str, Case]:
     return named
 
 
-def _rnd_cfg(**options: Any) -> dict[str, Any]:
-    from support.helpers import STATE_DIM
-
-    return {
-        "num_states": STATE_DIM,
-        "obs_groups": {"rnd_state": ["state"], "actor": ["policy"], "critic": ["state"]},
-        "num_outputs": 3,
-        "predictor_hidden_dims": [8],
-        "target_hidden_dims": [8],
-        "weight": 0.5,
-        "learning_rate": 1e-2,
-        "state_normalization": True,
-        "reward_normalization": True,
-        **options,
-    }
-
-
 def _ppo_cases() -> dict[str, Case]:
     from rsl_tbptt.algorithms import TbpttPPO
     from support.fine_tuning import distilled, make_pulled
-    from support.helpers import MODELS, make_obs, make_ppo, roll_out_ppo
+    from support.helpers import MODELS, make_obs, make_ppo, rnd_cfg, roll_out_ppo
 
     def case(rnd: dict[str, Any] | None = None, **options: Any) -> Case:
         recurrent = {"lstm", "gru"} & {options.get("actor", "lstm"), options.get("critic", "lstm")}
@@ -267,7 +251,7 @@ def _ppo_cases() -> dict[str, Case]:
             defaults["actor_kwargs"] = NORMALIZED
 
         def train() -> Any:
-            extra = {} if rnd is None else {"rnd_cfg": _rnd_cfg(**rnd)}
+            extra = {} if rnd is None else {"rnd_cfg": rnd_cfg(**NORMALIZED_RND | rnd)}
             algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **extra})
             return _trained(algorithm, roll_out_ppo)
 

@@ -34,10 +34,8 @@ class RndTraining(Extension):
         self._algorithm, self._groups = algorithm, groups
         optimizer = rnd_optimizer(algorithm)
         use_fused_kernels(optimizer)
-        self.modules, self.optimizers = (
-            [self.module.predictor, self.module.state_normalizer],
-            [optimizer],
-        )
+        self.modules = [self.module.predictor, self.module.state_normalizer]
+        self.optimizers = [optimizer]
         self.begin_rollout()
 
     def observed_groups(self) -> set[str]:
@@ -62,7 +60,6 @@ class RndTraining(Extension):
     ) -> dict[str, torch.Tensor]:
         """Compute the predictor's gradient; report the sum of its squared errors."""
         seen = rollout.with_observations(rollout.obs.select(*self.observed_groups()), {})
-        self.optimizers[0].zero_grad()
         sums = []
         for group, (first_rows, _) in zip(self._groups, segments, strict=True):
             batch, sizes = Batch(seen, first_rows), (num_samples, num_parts)

@@ -78,7 +78,9 @@ class SampleWeights(Extension):
     def observed_groups(self) -> set[str]:
         """Return the group that holds the weights, or all, which a function may read."""
         stored = {*map(str, self._storage.observations.keys())}
-        return {self._option} & stored or stored if isinstance(self._option, str) else stored
+        return (
+            {self._option} if isinstance(self._option, str) and self._option in stored else stored
+        )
 
     def process_env_step(self, step: int, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Count the steps of each episode."""

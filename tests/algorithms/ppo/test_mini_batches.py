@@ -38,9 +38,13 @@ def plan(num_steps, num_envs, share, gradient_length, unit, burn_in, shuffle, de
     return Batches(num_steps, num_envs, options, Ranks(together=False), device)
 
 
+def rollout_of(index):
+    return Rollout(index, {}, torch.zeros_like(index, dtype=torch.bool))
+
+
 def replayed(batches, indices, index):
     """Return the numbers of the samples that the windows of a mini-batch put into the loss."""
-    rollout = Rollout(index, {}, torch.zeros_like(index, dtype=torch.bool))
+    rollout = rollout_of(index)
     pieces = [
         Batch(rollout, first_rows).steps(window.loss_start, window.stop).obs.flatten()
         for group, (first_rows, _) in zip(batches.groups, indices.segments, strict=True)
@@ -60,7 +64,7 @@ def test_each_sample_is_in_one_mini_batch_per_epoch(num_steps, num_envs, **optio
         assert torch.equal(torch.cat(samples).sort().values, index.flatten())
         for indices, numbers in zip(epoch, samples, strict=True):
             assert indices.num_samples == len(numbers) > 0
-            rows = batches.loss_rows(indices.segments)
+            rows = batches.loss_rows(rollout_of(index), indices.segments)
             assert torch.equal(index.flatten()[rows].sort().values, numbers.sort().values)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
-from support.helpers import STATE_DIM, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.helpers import make_ppo, ppo_parameters_of, rnd_cfg, roll_out_ppo
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
@@ -23,21 +23,14 @@ EPOCHS = [
 ]
 
 
+NORMALIZATIONS = ("state_normalization", "reward_normalization")
+
+
 def make(algorithm_class, models, **options):
     """Build a PPO with RND; rsl_rl 5.0 removes entries from the config, so each gets a copy."""
-    options = dict(options)
-    rnd_cfg = {
-        "num_states": STATE_DIM,
-        "obs_groups": {"rnd_state": ["state"], "actor": ["policy"], "critic": ["state"]},
-        "num_outputs": 3,
-        "predictor_hidden_dims": [8],
-        "target_hidden_dims": [8],
-        "weight": 0.5,
-        "learning_rate": 1e-2,
-        "state_normalization": options.pop("state_normalization", False),
-        "reward_normalization": options.pop("reward_normalization", False),
-    }
-    return make_ppo(algorithm_class, 6, 8, models, models, rnd_cfg=rnd_cfg, **options)
+    normalized = {n: options.pop(n) for n in NORMALIZATIONS if n in options}
+    options["rnd_cfg"] = rnd_cfg(**normalized)
+    return make_ppo(algorithm_class, 6, 8, models, models, **options)
 
 
 def predictor_of(algorithm):

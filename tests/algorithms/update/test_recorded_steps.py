@@ -22,12 +22,12 @@ from support.fine_tuning import make_fine_tuned
 from support.helpers import (
     ACTION_DIM,
     MEMORIES,
-    STATE_DIM,
     absolute_error,
     make_distillation,
     make_model,
     make_obs,
     make_ppo,
+    rnd_cfg,
     roll_out,
     roll_out_ppo,
 )
@@ -176,20 +176,6 @@ def distilling(
     shared = {"num_mini_batches": 2, "num_learning_epochs": 2, "gradient_length": 3, **engine}
     build = functools.partial(make_distillation, TbpttDistillation, T, N, **{**shared, **options})
     return Case(build, roll_out, before, changes, least_replays)
-
-
-def rnd_cfg(**options):
-    """Return a new config of RND, since rsl_rl 5.0 removes entries."""
-    return {
-        "num_states": STATE_DIM,
-        "obs_groups": {"rnd_state": ["state"], "actor": ["policy"], "critic": ["state"]},
-        "num_outputs": 3,
-        "predictor_hidden_dims": [8],
-        "target_hidden_dims": [8],
-        "weight": 0.5,
-        "learning_rate": 1e-2,
-        **options,
-    }
 
 
 def imitating(**options):
