@@ -4,6 +4,7 @@ from rsl_tbptt.compat import rsl_rl_era
 
 rsl_rl_era()  # without it an unsupported release would end in a bare KeyError
 
+from rsl_tbptt_tasks.memory.pulse import PulseEnv  # noqa: E402
 from rsl_tbptt_tasks.memory.recall import RecallEnv  # noqa: E402
 
-__all__ = ["RecallEnv"]
+__all__ = ["PulseEnv", "RecallEnv"]
