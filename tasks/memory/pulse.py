@@ -77,7 +77,7 @@ class PulseEnv(VecEnv):
             actions: Forces, shape (N, 2), clipped to 1 and multiplied by 2.
 
         Returns:
-            Observations, rewards (N,), dones (N,) and ``time_outs``, since all episodes end by time.
+            Observations, rewards (N,), dones (N,) and ``time_outs``: all episodes end by time.
         """
         state = self._state
         force = 2.0 * actions.clamp(-1.0, 1.0) + self._push()
