@@ -23,6 +23,7 @@ from rsl_tbptt.algorithms.extensions.teachers import (
     StepLabels,
     TeacherLayers,
 )
+from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
 from rsl_tbptt.algorithms.extensions.weights import SampleWeights
 from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.health import finite, obs_scales
@@ -162,7 +163,10 @@ class TbpttDistillation(DistillationRollouts):
         self._dagger.num_updates = lambda: self.num_updates
         per_teacher = LossPerTeacher(self._labels.teacher_names)
         of_option: list[Extension] = [e for e in (self.mirrored, self.sample_weights) if e]
-        self.extensions = [*of_option, self._dagger, per_teacher, self._heads]
+        heads = {f"auxiliary.{name}": network for name, network in self._heads.networks.items()}
+        average = [WeightAverage({"student": student, **heads})] if options.weight_average else []
+        # The average is loaded after everything that it averages.
+        self.extensions = [*of_option, self._dagger, per_teacher, self._heads, *average]
         self.experience = Experience(
             student,
             storage,
@@ -299,6 +303,8 @@ class TbpttDistillation(DistillationRollouts):
             self._start_states = self._placed_state("start", self._start_states)
         rollout, state = self._rollout, hidden_state.as_tensors(self._start_states)
         moving = rollout.labels, rollout.episode_starts, rollout.weights, state
+        for extension in self.extensions:
+            extension.begin_update()
         self._begin_steps(moving)
 
     def _metrics(
@@ -328,7 +334,8 @@ class TbpttDistillation(DistillationRollouts):
             end_state = self.mirrored.split(STUDENT, end_state)
         for extension in self.extensions:
             extension.advance(metrics)
-        set_state(self._raw_student, end_state, self.experience.dones()[-1])
+        if not self.options.weight_average:  # else it was not the acting policy that got there
+            set_state(self._raw_student, end_state, self.experience.dones()[-1])
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * self.experience.num_mini_batches
         metrics["optimizer_steps"] = float(num_passes * len(self._student.groups))
@@ -345,6 +352,8 @@ class TbpttDistillation(DistillationRollouts):
         num_envs, rollout = self.storage.num_envs, self.experience.newest()
         deduplicate_frames(rollout.obs)
         columns = torch.arange(envs.stop or num_envs, device=rollout.episode_starts.device)
+        for extension in self.extensions:
+            extension.begin_update()
         self._zero_grad()
         state = self.experience.start_state
         self._student.add_gradients(rollout, columns % num_envs, state, num_micro_batches)

@@ -391,6 +391,12 @@ class DistillationOptions(Options):
     worse than earlier ones.
     """
 
+    weight_average: bool = True
+    """Whether the policy that acts and is saved has the average of the trained weights.
+
+    Later updates weigh more. See docs/reference/distillation.md#weight-average.
+    """
+
     max_grad_norm: ClippingNorm = 1.0
     """Norm that the gradient is clipped to before each optimiser step; None does not clip."""
 

@@ -2,4 +2,9 @@
 
 from typing import Any
 
-ONE_PASS: dict[str, Any] = {"num_learning_epochs": 1, "num_mini_batches": 1, "buffer_rollouts": 0}
+ONE_PASS: dict[str, Any] = {
+    "num_learning_epochs": 1,
+    "num_mini_batches": 1,
+    "buffer_rollouts": 0,
+    "weight_average": False,
+}

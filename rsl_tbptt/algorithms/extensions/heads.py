@@ -157,6 +157,11 @@ class Targets:
             if head.columns is not None
         }
 
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """The heads' networks by name."""
+        return {name: head.network for name, head in self._heads.items()}
+
     def observed_groups(self) -> set[str]:
         """Return the observation groups that are targets."""
         return {head.target for head in self._heads.values() if head.teacher_layer is None}
@@ -351,6 +356,11 @@ class AuxiliaryHeads(Extension):
         self.optimizers = [own(networks.parameters(), lr=optimizer.defaults["lr"])]
         use_fused_kernels(self.optimizers[0])
         self.reported = tuple(PREFIX + name for name in self._heads)
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """The heads' networks by name."""
+        return {name: head.network for name, head in self._heads.items()}
 
     def observed_groups(self) -> set[str]:
         """Return the observation groups that are targets."""

@@ -57,6 +57,7 @@ OPTIONS = (
     {},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
+    {"weight_average": True},
     {"student": "cnn-gru"},
     # The whole buffer in one mini-batch, because a random part would depend on the processes.
     {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},

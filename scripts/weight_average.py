@@ -1,0 +1,228 @@
+#!/usr/bin/env python
+"""Compare what a training can deploy: its newest weights, or averages over updates.
+
+Each policy is trained once per seed. At a quarter, half and all of its iterations the newest
+weights and their averages are kept; each is evaluated on fresh episodes afterwards. Averages do not
+change a training, unless the average acts in the rollouts. `weight_average.yaml` lists the tasks.
+Results are appended to `--out`, one line of JSON each; a training that is there is not made again.
+"""
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tabulate import tabulate
+
+from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.tools.evaluate import mean_and_interval, run_first_episodes
+from rsl_tbptt.tools.platforms import Simulation, Trained, load_platform
+from rsl_tbptt_tasks.memory import PulseEnv, RecallEnv
+
+TASKS = Path(__file__).with_name("weight_average.yaml")
+DECAYS = (4, 8, 16)
+SHARES = (0.25, 0.5, 1.0)
+EVALUATION_SEED = 9000
+TEACHER_SEED = 7
+
+
+def recall(num_envs: int, seed: int, device: str) -> RecallEnv:
+    """Make the recall task with a distance of 8 steps."""
+    return RecallEnv(num_envs, 8, device, seed)
+
+
+def pulse(num_envs: int, seed: int, device: str) -> PulseEnv:
+    """Make the task of the point mass."""
+    return PulseEnv(num_envs, device, seed)
+
+
+class Averages:
+    """Averages of the trained weights of a model, with other decays than the algorithm's."""
+
+    def __init__(self, algorithm: Any) -> None:
+        """Take the algorithm; call :meth:`add` after each update."""
+        self._model, self._algorithm, self._num = algorithm.get_policy(), algorithm, 0
+        self._averages = {k: copy.deepcopy(self._model.state_dict()) for k in DECAYS}
+
+    def _newest(self) -> dict[str, torch.Tensor]:
+        """Return the model's state with the newest trained weights."""
+        state = {name: value.clone() for name, value in self._model.state_dict().items()}
+        for extension in self._algorithm.extensions:
+            for name, value in getattr(extension, "trained", {}).items():
+                state[name.removeprefix("student.")].copy_(value)
+        return state
+
+    def add(self) -> None:
+        """Add the newest weights; normalisers are those of the newest update."""
+        self._num += 1
+        newest, parameters = self._newest(), dict(self._model.named_parameters())
+        for k, average in self._averages.items():
+            share = (k + 1) / (self._num + k)
+            for name, value in average.items():
+                if name in parameters:
+                    value.lerp_(newest[name], share)
+                else:
+                    value.copy_(newest[name])
+
+    def snapshot(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return copies of all weights by name."""
+        averages = {f"k = {k}": average for k, average in self._averages.items()}
+        return {"newest": self._newest(), **copy.deepcopy(averages)}
+
+
+class Study:
+    """The trainings of a task in one simulation."""
+
+    def __init__(self, task: dict[str, Any], env: Any) -> None:
+        """Take the entry of the task and its environments."""
+        self.task, self.env = task, env
+        self.platform = load_platform(task["platform"])
+
+    def runner(self, agent: Any, seed: int, changes: dict[str, Any]) -> Any:
+        """Make a runner of an agent whose algorithm has some other options."""
+        torch.manual_seed(seed)
+        name = self.task["task"]
+        if isinstance(agent, str):
+            trained = Trained(self.platform.task_id(name, agent), agent)
+            cfg = copy.deepcopy(dict(self.platform.registered_agent(trained)))
+        else:
+            trained, cfg = Trained(name, ""), copy.deepcopy({**agent, "save_interval": 10**6})
+        cfg["algorithm"] |= changes
+        self.platform.restart(self.env, seed)
+        return self.platform.make_runner(trained, self.env, cfg, "cpu")
+
+    def teacher(self, file: Path | None) -> dict[str, Any] | None:
+        """Return the parameters of a trained teacher; train it if there is no file."""
+        if file is not None:
+            return read_checkpoint(str(file), "cpu")["actor_state_dict"]
+        if "teacher" not in self.task:
+            return None
+        runner = self.runner(self.task["teacher"], TEACHER_SEED, {})
+        runner.learn(self.task["teacher_iterations"], init_at_random_ep_len=True)
+        return copy.deepcopy(runner.alg.get_policy().state_dict())
+
+    def train(
+        self, seed: int, changes: dict[str, Any], teacher: dict[str, Any] | None
+    ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+        """Train a policy; return its weights by iteration."""
+        total = self.task["iterations"]
+        runner = self._with_teacher(self.runner(self.task["student"], seed, changes), teacher)
+        averages, kept = Averages(runner.alg), {}
+        for iteration in range(1, total + 1):
+            runner.learn(1, init_at_random_ep_len=iteration == 1)
+            averages.add()
+            if iteration in [round(share * total) for share in SHARES]:
+                kept[iteration] = averages.snapshot()
+        self.model = runner.get_inference_policy()
+        return kept
+
+    def _with_teacher(self, runner: Any, teacher: dict[str, Any] | None) -> Any:
+        if hasattr(runner.alg, "teacher"):
+            if teacher is not None:
+                runner.alg.teacher.load_state_dict(teacher)
+            runner.alg.teacher_loaded = True
+        return runner
+
+    def evaluate(self, weights: dict[str, torch.Tensor], model: Any) -> float:
+        """Return the mean return of fresh episodes, one per environment."""
+        model.load_state_dict(weights)
+        obs = self.platform.restart(self.env, EVALUATION_SEED)
+        longest = int(torch.as_tensor(self.env.max_episode_length).max())
+        returns, _, _ = run_first_episodes(self.env, model, obs, max_steps=longest + 1)
+        return returns.mean().item()
+
+    def lines(self, args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
+        """Yield the results of all trainings that are not done."""
+        teacher, distils = self.teacher(args.teacher), "ppo" not in args.task
+        if teacher is not None and "teacher" not in done:
+            runner = self._with_teacher(self.runner(self.task["student"], 0, {}), teacher)
+            yield {"training": "teacher", "return": self.evaluate(teacher, runner.alg.teacher)}
+        for seed, acts, rate in product(
+            args.seeds, ["newest", "average"][: 1 + distils], ["constant", "linear"][: 1 + distils]
+        ):
+            if (training := f"{seed}, {acts} acts, {rate} rate") in done:
+                continue
+            changes = {"weight_average": acts == "average"} if distils else {}
+            if distils:
+                is_linear = rate == "linear"
+                changes["learning_rate_updates"] = self.task["iterations"] if is_linear else None
+            kept = self.train(seed, changes, teacher)
+            returns = {
+                iteration: {name: self.evaluate(w, self.model) for name, w in each.items()}
+                for iteration, each in kept.items()
+            }
+            yield {
+                **{"training": training, "seed": seed, "acts": acts, "rate": rate},
+                "returns": returns,
+            }
+
+
+def main() -> None:
+    """Train and evaluate what is missing, or print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    tasks = yaml.safe_load(TASKS.read_text(encoding="utf-8"))
+    parser.add_argument("task", choices=tasks)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[51, 52, 53, 54, 55])
+    parser.add_argument("--teacher", type=Path, help="checkpoint of PPO in place of a training")
+    parser.add_argument("--out", type=Path, default=Path("weight_average"), help="folder")
+    parser.add_argument("--table", action="store_true", help="only print what is there")
+    args = parser.parse_args()
+    file = args.out / f"{args.task}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if args.table:
+        print(table(found))
+        return
+    task = tasks[args.task]
+    names = {"task": task["task"], "num_envs": task["num_envs"], "seed": TEACHER_SEED}
+    if task["platform"] == "mjlab":
+        names["task"] += f"-{task['student']}"
+    platform = load_platform(task["platform"])
+    warnings.filterwarnings("ignore")
+    with platform.simulated_env(Simulation(**names, device="cpu")) as env, file.open("a") as out:
+        with contextlib.redirect_stdout(io.StringIO()):  # the runners' logs
+            for line in Study(task, env).lines(args, {each["training"] for each in found}):
+                print(json.dumps(line), file=out, flush=True)
+                print(line, file=sys.stderr, flush=True)
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return the mean returns over seeds with their intervals, as Markdown."""
+    values: dict[tuple[str, str, str], dict[int, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for line in lines:
+        for iteration, returns in line.get("returns", {}).items():
+            for name, value in returns.items():
+                if line["acts"] == "newest" or name in ("newest", "k = 8"):
+                    values[line["acts"], line["rate"], name][int(iteration)].append(value)
+    iterations = sorted({each for row in values.values() for each in row})
+    rows = [
+        [*key, *(_with_interval(row[iteration]) for iteration in iterations)]
+        for key, row in sorted(values.items())
+    ]
+    heads = ("acts", "rate", "deployed", *(f"after {each}" for each in iterations))
+    teacher = [each["return"] for each in lines if each["training"] == "teacher"]
+    text = tabulate(rows, heads, tablefmt="github", disable_numparse=True)
+    return text + (f"\n\nThe teacher's return is {teacher[0]:.3g}." if teacher else "")
+
+
+def _with_interval(values: list[float]) -> str:
+    mean, low, _ = mean_and_interval(values) if len(values) > 1 else (values[0], values[0], 0)
+    return f"{mean:.3g} ± {mean - low:.2g}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The student holds the average of its trained weights outside of updates, whatever happens."""
+
+import copy
+
+import pytest
+import torch
+from rsl_rl.algorithms import Distillation
+from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
+from support.inside import assert_same, extension, networks_of_heads, through_a_file
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.extensions.weight_average import DECAY
+
+T, N = 6, 4
+HEADS = {"velocity": {"target": "state", "columns": [1]}}
+
+
+@pytest.fixture(autouse=True)
+def _float64(float64):
+    pass
+
+
+def make(student="mlp", **options):
+    """Build an algorithm; by default labels and states do not depend on who acts."""
+    torch.manual_seed(0)
+    options = {"gradient_length": 3, "weight_average": True, **options}
+    return make_distillation(TbpttDistillation, T, N, student=student, **options)
+
+
+def update(algorithm, *seeds, **options):
+    for seed in seeds:
+        roll_out(algorithm, seed, **options)
+        algorithm.update()
+
+
+def trained(algorithm):
+    """Return the trained weights of the student."""
+    weights = extension(algorithm, "weight_average").trained
+    return torch.cat([w.flatten() for name, w in weights.items() if name.startswith("student.")])
+
+
+def state(algorithm):
+    saved = algorithm.save()["rsl_tbptt"]
+    heads = [network.state_dict() for network in networks_of_heads(algorithm)]
+    return copy.deepcopy([algorithm.student.state_dict(), heads, saved["weight_average"]])
+
+
+def test_the_average_by_its_definition_and_the_training_of_one_without():
+    averaging, plain = make(), make(weight_average=False)
+    newest = []
+    for seed in range(4):
+        for algorithm in (averaging, plain):
+            update(algorithm, seed)
+        newest.append(parameters_of(plain))
+        assert torch.equal(trained(averaging), newest[-1])
+        average = newest[0]
+        for t, weights in enumerate(newest[1:], start=2):
+            average = average + (DECAY + 1) / (t + DECAY) * (weights - average)
+        torch.testing.assert_close(parameters_of(averaging), average, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(parameters_of(averaging), newest[-1])
+
+
+def test_the_memory_stays_that_of_the_policy_that_acted():
+    for average, is_same in ((True, True), (False, False)):
+        algorithm = make("lstm", weight_average=average)
+        roll_out(algorithm, 0, done_rate=0.0)
+        before = [each.clone() for each in algorithm.student.get_hidden_state()]
+        algorithm.update()
+        after = algorithm.student.get_hidden_state()
+        assert all(map(torch.equal, after, before)) == is_same
+
+
+def test_heads_are_averaged_with_the_student():
+    algorithm = make(auxiliary=HEADS)
+    update(algorithm, 0, 1)
+    head = torch.cat([p.flatten() for p in extension(algorithm, "auxiliary").parameters])
+    weights = extension(algorithm, "weight_average").trained.items()
+    newest = torch.cat([w.flatten() for n, w in weights if n.startswith("auxiliary.velocity.")])
+    assert len(newest) == len(head)
+    assert not torch.equal(newest, head)
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN", "ignore:An update observation")
+@pytest.mark.parametrize("student", ["mlp", "lstm"])
+def test_an_undone_update_leaves_no_trace(student, monkeypatch):
+    algorithm = make(student, auxiliary=HEADS)
+    update(algorithm, 0, 1)
+    before = state(algorithm)
+    with pytest.warns(UserWarning, match="observation group 'policy'"):
+        update(algorithm, 2, on_step=lambda step, obs: obs["policy"].fill_(torch.nan))
+    assert_same(state(algorithm), before)
+
+    def interrupted(num_steps):  # the last that an update calls, after the average
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(algorithm.experience, "keep_newest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        update(algorithm, 3)
+    assert_same(state(algorithm), before)
+
+
+@pytest.mark.parametrize("student", ["mlp", "gru"])
+def test_a_resumed_training_ends_in_the_same_bits(student):
+    source, target = make(student, auxiliary=HEADS), make(student, auxiliary=HEADS)
+    update(source, 0, 1)
+    target.load(through_a_file(source.save()), None, strict=True)
+    assert torch.equal(parameters_of(target), parameters_of(source))
+    for algorithm in (source, target):
+        algorithm.student.reset()
+        update(algorithm, 2, 3)
+    assert_same(state(target), state(source))
+
+
+def test_rsl_rl_and_ppo_load_the_average():
+    algorithm = make("lstm")
+    update(algorithm, 0, 1, 2)
+    checkpoint = through_a_file(algorithm.save())
+    stock = make_distillation(Distillation, T, N, gradient_length=3)
+    stock.load(checkpoint, None, strict=True)
+    assert torch.equal(parameters_of(stock), parameters_of(algorithm))
+    tuned = make_ppo(TbpttPPO, T, N, "lstm", "lstm")
+    tuned.load(checkpoint, None, strict=True)
+    actor, student = tuned.actor.state_dict(), algorithm.student.state_dict()
+    assert all(torch.equal(actor[name], value) for name, value in student.items() if "rnn" in name)
+
+
+def test_a_checkpoint_without_an_average_begins_one():
+    without, algorithm = make(weight_average=False), make()
+    update(without, 0, 1)
+    update(algorithm, 5)
+    algorithm.load(through_a_file(without.save()), None, strict=True)
+    assert torch.equal(parameters_of(algorithm), parameters_of(without))
+    for each in (algorithm, without):
+        update(each, 2)
+    assert torch.equal(parameters_of(algorithm), parameters_of(without))
+
+
+def test_parameters_that_you_set_are_trained_on():
+    algorithm, reference = make(), make()
+    for each in (algorithm, reference):
+        update(each, 0, 1)
+    other = make_model("student", "mlp", N, seed=9)
+    algorithm.student.load_state_dict(other.state_dict())
+    kept = extension(reference, "weight_average")
+    kept.trained = {f"student.{n}": p.detach().clone() for n, p in other.named_parameters()}
+    for each in (algorithm, reference):
+        update(each, 2)
+    assert torch.equal(trained(algorithm), trained(reference))
