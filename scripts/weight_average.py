@@ -12,7 +12,6 @@ import contextlib
 import copy
 import io
 import json
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -47,37 +46,30 @@ def pulse(num_envs: int, seed: int, device: str) -> PulseEnv:
 
 
 class Averages:
-    """Averages of the trained weights of a model, with other decays than the algorithm's."""
+    """The newest weights of a model, and their averages over updates."""
 
-    def __init__(self, algorithm: Any) -> None:
-        """Take the algorithm; call :meth:`add` after each update."""
-        self._model, self._algorithm, self._num = algorithm.get_policy(), algorithm, 0
-        self._averages = {k: copy.deepcopy(self._model.state_dict()) for k in DECAYS}
+    def __init__(self, model: Any, *, acts: str) -> None:
+        """Take the model, and the name of the weights that act in the rollouts."""
+        self._model, self._acts, self._num = model, acts, 0
+        names = ("newest", *(f"k = {k}" for k in DECAYS))
+        self.weights = {name: copy.deepcopy(model.state_dict()) for name in names}
+        """Weights by name."""
 
-    def _newest(self) -> dict[str, torch.Tensor]:
-        """Return the model's state with the newest trained weights."""
-        state = {name: value.clone() for name, value in self._model.state_dict().items()}
-        for extension in self._algorithm.extensions:
-            for name, value in getattr(extension, "trained", {}).items():
-                state[name.removeprefix("student.")].copy_(value)
-        return state
+    def put_newest(self) -> None:
+        """Put the newest weights into the model, before an update."""
+        self._model.load_state_dict(self.weights["newest"])
 
     def add(self) -> None:
-        """Add the newest weights; normalisers are those of the newest update."""
+        """Add the newest weights after an update; normalisers are not averaged."""
         self._num += 1
-        newest, parameters = self._newest(), dict(self._model.named_parameters())
-        for k, average in self._averages.items():
+        newest, parameters = copy.deepcopy(self._model.state_dict()), self._model.named_parameters()
+        averaged = dict(parameters)
+        for k in DECAYS:
             share = (k + 1) / (self._num + k)
-            for name, value in average.items():
-                if name in parameters:
-                    value.lerp_(newest[name], share)
-                else:
-                    value.copy_(newest[name])
-
-    def snapshot(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return copies of all weights by name."""
-        averages = {f"k = {k}": average for k, average in self._averages.items()}
-        return {"newest": self._newest(), **copy.deepcopy(averages)}
+            for name, value in self.weights[f"k = {k}"].items():
+                value.lerp_(newest[name], share if name in averaged else 1.0)
+        self.weights["newest"] = newest
+        self._model.load_state_dict(self.weights[self._acts])
 
 
 class Study:
@@ -112,17 +104,25 @@ class Study:
         return copy.deepcopy(runner.alg.get_policy().state_dict())
 
     def train(
-        self, seed: int, changes: dict[str, Any], teacher: dict[str, Any] | None
+        self, seed: int, acts: str, changes: dict[str, Any], teacher: dict[str, Any] | None
     ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
         """Train a policy; return its weights by iteration."""
         total = self.task["iterations"]
         runner = self._with_teacher(self.runner(self.task["student"], seed, changes), teacher)
-        averages, kept = Averages(runner.alg), {}
+        averages, kept = Averages(runner.alg.get_policy(), acts=acts), {}
+        update = runner.alg.update
+
+        def update_and_average() -> Any:
+            averages.put_newest()
+            metrics = update()
+            averages.add()
+            return metrics
+
+        runner.alg.update = update_and_average
         for iteration in range(1, total + 1):
             runner.learn(1, init_at_random_ep_len=iteration == 1)
-            averages.add()
             if iteration in [round(share * total) for share in SHARES]:
-                kept[iteration] = averages.snapshot()
+                kept[iteration] = copy.deepcopy(averages.weights)
         self.model = runner.get_inference_policy()
         return kept
 
@@ -148,15 +148,15 @@ class Study:
             runner = self._with_teacher(self.runner(self.task["student"], 0, {}), teacher)
             yield {"training": "teacher", "return": self.evaluate(teacher, runner.alg.teacher)}
         for seed, acts, rate in product(
-            args.seeds, ["newest", "average"][: 1 + distils], ["constant", "linear"][: 1 + distils]
+            args.seeds, self.task.get("acts", ["newest"]), ["constant", "linear"][: 1 + distils]
         ):
             if (training := f"{seed}, {acts} acts, {rate} rate") in done:
                 continue
-            changes = {"weight_average": acts == "average"} if distils else {}
+            changes: dict[str, Any] = {"weight_average": False} if distils else {}
             if distils:
                 is_linear = rate == "linear"
                 changes["learning_rate_updates"] = self.task["iterations"] if is_linear else None
-            kept = self.train(seed, changes, teacher)
+            kept = self.train(seed, acts, changes, teacher)
             returns = {
                 iteration: {name: self.evaluate(w, self.model) for name, w in each.items()}
                 for iteration, each in kept.items()
@@ -191,11 +191,13 @@ def main() -> None:
         names["task"] += f"-{task['student']}"
     platform = load_platform(task["platform"])
     warnings.filterwarnings("ignore")
-    with platform.simulated_env(Simulation(**names, device="cpu")) as env, file.open("a") as out:
-        with contextlib.redirect_stdout(io.StringIO()):  # the runners' logs
-            for line in Study(task, env).lines(args, {each["training"] for each in found}):
-                print(json.dumps(line), file=out, flush=True)
-                print(line, file=sys.stderr, flush=True)
+    with (
+        platform.simulated_env(Simulation(**names, device="cpu")) as env,
+        file.open("a") as out,
+        contextlib.redirect_stdout(io.StringIO()),  # the runners' logs
+    ):
+        for line in Study(task, env).lines(args, {each["training"] for each in found}):
+            print(json.dumps(line), file=out, flush=True)
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -206,7 +208,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     for line in lines:
         for iteration, returns in line.get("returns", {}).items():
             for name, value in returns.items():
-                if line["acts"] == "newest" or name in ("newest", "k = 8"):
+                if line["acts"] in ("newest", name):
                     values[line["acts"], line["rate"], name][int(iteration)].append(value)
     iterations = sorted({each for row in values.values() for each in row})
     rows = [

@@ -303,8 +303,6 @@ class TbpttDistillation(DistillationRollouts):
             self._start_states = self._placed_state("start", self._start_states)
         rollout, state = self._rollout, hidden_state.as_tensors(self._start_states)
         moving = rollout.labels, rollout.episode_starts, rollout.weights, state
-        for extension in self.extensions:
-            extension.begin_update()
         self._begin_steps(moving)
 
     def _metrics(
@@ -334,8 +332,7 @@ class TbpttDistillation(DistillationRollouts):
             end_state = self.mirrored.split(STUDENT, end_state)
         for extension in self.extensions:
             extension.advance(metrics)
-        if not self.options.weight_average:  # else it was not the acting policy that got there
-            set_state(self._raw_student, end_state, self.experience.dones()[-1])
+        set_state(self._raw_student, end_state, self.experience.dones()[-1])
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * self.experience.num_mini_batches
         metrics["optimizer_steps"] = float(num_passes * len(self._student.groups))
@@ -352,8 +349,6 @@ class TbpttDistillation(DistillationRollouts):
         num_envs, rollout = self.storage.num_envs, self.experience.newest()
         deduplicate_frames(rollout.obs)
         columns = torch.arange(envs.stop or num_envs, device=rollout.episode_starts.device)
-        for extension in self.extensions:
-            extension.begin_update()
         self._zero_grad()
         state = self.experience.start_state
         self._student.add_gradients(rollout, columns % num_envs, state, num_micro_batches)

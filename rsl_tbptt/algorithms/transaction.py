@@ -253,13 +253,12 @@ class Transaction:
         # The rollout is larger than a mini-batch; its micro-batches are to be as small as there.
         num_mini_batches = -(-self._storage.num_envs // self._max_micro_batches)
         num_micro_batches = self.num_micro_batches * num_mini_batches
-        with self._nothing_changes():
-            return find_source(
-                self._storage.observations,
-                self._inputs(),
-                lambda: self._add_gradients(slice(None), num_micro_batches),
-                self._ranks,
-            )
+        return find_source(
+            self._storage.observations,
+            self._inputs(),
+            lambda: self._add_gradients(slice(None), num_micro_batches),
+            self._ranks,
+        )
 
     def _skip(self, source: Source) -> None:
         """Count an update that met NaN or inf and was undone; warn once per kind of source.

@@ -4,7 +4,7 @@ An algorithm holds its extensions in a list and calls each hook of all of them, 
 extension is a file here and an entry in the list of ``ppo.py`` or ``distillation.py``::
 
     rollout     start_training, begin_rollout, act, reward, process_env_step
-    update      labels, begin_update, wrap; in each step accumulate, step; then metrics, advance
+    update      labels, wrap; in each step accumulate, step; then metrics, advance
     no update   drop_rollout
     files       state_dict, check, load_state_dict; running_state, resume
 """
@@ -95,9 +95,6 @@ class Extension:
     def wrap(self, loss: Loss) -> Loss:
         """Return a loss that includes its own."""
         return loss
-
-    def begin_update(self) -> None:
-        """Prepare before the first step of an update; undone with it."""
 
     def accumulate(
         self, rollout: Rollout, segments: Sequence[torch.Tensor], num_samples: int, num_parts: int

@@ -1,4 +1,4 @@
-"""The student holds the average of its trained weights outside of updates, whatever happens."""
+"""Between updates and rollouts the student holds the average of its weights, whatever happens."""
 
 import copy
 
@@ -33,9 +33,9 @@ def update(algorithm, *seeds, **options):
         algorithm.update()
 
 
-def trained(algorithm):
-    """Return the trained weights of the student."""
-    weights = extension(algorithm, "weight_average").trained
+def newest_of(algorithm):
+    """Return the newest weights of the student."""
+    weights = extension(algorithm, "weight_average").newest
     return torch.cat([w.flatten() for name, w in weights.items() if name.startswith("student.")])
 
 
@@ -52,7 +52,7 @@ def test_the_average_by_its_definition_and_the_training_of_one_without():
         for algorithm in (averaging, plain):
             update(algorithm, seed)
         newest.append(parameters_of(plain))
-        assert torch.equal(trained(averaging), newest[-1])
+        assert torch.equal(newest_of(averaging), newest[-1])
         average = newest[0]
         for t, weights in enumerate(newest[1:], start=2):
             average = average + (DECAY + 1) / (t + DECAY) * (weights - average)
@@ -60,21 +60,21 @@ def test_the_average_by_its_definition_and_the_training_of_one_without():
     assert not torch.equal(parameters_of(averaging), newest[-1])
 
 
-def test_the_memory_stays_that_of_the_policy_that_acted():
-    for average, is_same in ((True, True), (False, False)):
-        algorithm = make("lstm", weight_average=average)
-        roll_out(algorithm, 0, done_rate=0.0)
-        before = [each.clone() for each in algorithm.student.get_hidden_state()]
-        algorithm.update()
-        after = algorithm.student.get_hidden_state()
-        assert all(map(torch.equal, after, before)) == is_same
+@pytest.mark.parametrize("student", ["lstm", "cnn-gru"])
+def test_a_training_is_that_of_an_algorithm_without(student):
+    averaging, plain = make(student), make(student, weight_average=False)
+    for seed in range(3):
+        for algorithm in (averaging, plain):
+            update(algorithm, seed)
+    assert torch.equal(newest_of(averaging), parameters_of(plain))
+    assert_same(averaging.student.get_hidden_state(), plain.student.get_hidden_state())
 
 
 def test_heads_are_averaged_with_the_student():
     algorithm = make(auxiliary=HEADS)
     update(algorithm, 0, 1)
     head = torch.cat([p.flatten() for p in extension(algorithm, "auxiliary").parameters])
-    weights = extension(algorithm, "weight_average").trained.items()
+    weights = extension(algorithm, "weight_average").newest.items()
     newest = torch.cat([w.flatten() for n, w in weights if n.startswith("auxiliary.velocity.")])
     assert len(newest) == len(head)
     assert not torch.equal(newest, head)
@@ -96,6 +96,23 @@ def test_an_undone_update_leaves_no_trace(student, monkeypatch):
     monkeypatch.setattr(algorithm.experience, "keep_newest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         update(algorithm, 3)
+    assert_same(state(algorithm), before)
+
+
+def test_a_rollout_that_ends_in_its_first_step_loses_nothing():
+    algorithm = make()
+    update(algorithm, 0, 1)
+    before = state(algorithm)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    algorithm.teacher.forward, forward = interrupted, algorithm.teacher.forward
+    with pytest.raises(KeyboardInterrupt):
+        update(algorithm, 2)
+    algorithm.teacher.forward = forward
+    roll_out(algorithm, 2)
+    algorithm.train_mode()  # drops what is stored
     assert_same(state(algorithm), before)
 
 
@@ -142,7 +159,7 @@ def test_parameters_that_you_set_are_trained_on():
     other = make_model("student", "mlp", N, seed=9)
     algorithm.student.load_state_dict(other.state_dict())
     kept = extension(reference, "weight_average")
-    kept.trained = {f"student.{n}": p.detach().clone() for n, p in other.named_parameters()}
+    kept.newest = {f"student.{n}": p.detach().clone() for n, p in other.named_parameters()}
     for each in (algorithm, reference):
         update(each, 2)
-    assert torch.equal(trained(algorithm), trained(reference))
+    assert torch.equal(newest_of(algorithm), newest_of(reference))
