@@ -55,6 +55,11 @@ class Algorithm:
     """Whether training has started; playing a policy needs fewer checks."""
 
     @property
+    def last_update(self) -> int | None:
+        """Number of updates at which the learning rate has fallen; None if it is kept."""
+        return None
+
+    @property
     def learning_rate(self) -> float:
         """Learning rate of the optimiser, also of auxiliary heads; set it between two updates."""
         return self.optimizer.param_groups[0]["lr"]
@@ -62,11 +67,11 @@ class Algorithm:
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         positive()("learning_rate", rate)
-        updates = getattr(self.options, "learning_rate_updates", None)
-        if self.options.are_in_use() and updates is not None:
+        if self.options.are_in_use() and self.last_update is not None:
             raise AttributeError(
                 f"learning_rate is {rate}, expected {self.learning_rate} with learning_rate_updates"
-                f" {updates}, which sets it in each update: set that to None in the config."
+                f" {self.options.learning_rate_updates!r}, which sets it in each update: set that"
+                " to None in the config."
             )
         set_rate(self.optimizer, rate)
 

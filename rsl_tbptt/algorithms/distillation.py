@@ -293,9 +293,8 @@ class TbpttDistillation(DistillationRollouts):
 
     def _begin_update(self) -> None:
         """Put everything that the steps of an update read into its place."""
-        last_update = self.options.learning_rate_updates
-        if last_update is not None:  # heads follow the rate, and the runner logs it
-            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
+        if (last := self.last_update) is not None:  # heads follow the rate, and the runner logs it
+            share = max(LAST_SHARE, 1.0 - self.num_updates / last)
             set_rate(self.optimizer, self.options.learning_rate * share)
         self._rollout, self._start_states = self.experience.take()
         if self.experience.buffer is None:  # a buffer stays where it is

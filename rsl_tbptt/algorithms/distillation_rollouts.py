@@ -42,6 +42,9 @@ class DistillationRollouts(Algorithm, Distillation):
     checkpoint_path: str | None = None
     """Path of the checkpoint that ``load`` is given, if the runner or its config names it."""
 
+    max_iterations: int | None = None
+    """Updates of a training, if the runner's config tells."""
+
     _labels: StepLabels
     _dagger: Dagger
     _heads: AuxiliaryHeads
@@ -82,7 +85,16 @@ class DistillationRollouts(Algorithm, Distillation):
                 algorithm.set_symmetry({**symmetry_cfg, "env": env})
             algorithm._join_runner(obs, env, cfg, configs)
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
+            algorithm.max_iterations = cfg.get("max_iterations")
         return algorithm
+
+    @property
+    def last_update(self) -> int | None:
+        """Number of updates at which the learning rate has fallen; None if it is kept."""
+        updates, length = self.options.learning_rate_updates, self.max_iterations
+        if updates != "auto":
+            return updates
+        return length and length * (1 + self.num_updates // length)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict the memory of ``update()`` from its gradient on parts of the last rollout.

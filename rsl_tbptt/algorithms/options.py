@@ -69,6 +69,11 @@ def between(low: float, high: float, hint: str = "") -> Rule:
 
 
 _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
+_UPDATES = Rule(
+    lambda value: value == "auto" or count().accepts(value),
+    "'auto' or an integer of at least 1",
+    " Use None to keep the rate.",
+)
 _ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
 
 
@@ -384,11 +389,11 @@ class DistillationOptions(Options):
     learning_rate: Annotated[float, positive()] = 1e-3
     """Step size of the optimiser."""
 
-    learning_rate_updates: Annotated[int | None, count(hint=" Use None to keep the rate.")] = None
+    learning_rate_updates: Annotated[int | Literal["auto"] | None, _UPDATES] = "auto"
     """Updates over which ``learning_rate`` falls linearly to 3 % of its value; None keeps it.
 
-    Set it to the number of updates of the training: with a constant rate the final policy is often
-    worse than earlier ones.
+    ``"auto"`` takes ``max_iterations`` of the runner's config, and as many again in a training that
+    is longer; without it the rate is kept.
     """
 
     weight_average: bool = True

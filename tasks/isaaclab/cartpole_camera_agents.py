@@ -73,7 +73,6 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
         # Frames of few environments tell little: with the defaults, 8 and 1, updates oscillate.
         num_mini_batches=4,
         buffer_share=3.0,
-        learning_rate_updates=150,
     )
 
 

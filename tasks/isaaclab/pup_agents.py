@@ -83,7 +83,7 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
     obs_groups = STUDENT_OBS_GROUPS
     student = lstm(init_std=0.1)
     teacher = TEACHER
-    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12, learning_rate_updates=140)
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12)
 
 
 @configclass

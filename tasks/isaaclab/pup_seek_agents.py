@@ -75,7 +75,6 @@ class PupSeekStudentCfg(PupStudentCfg):
     algorithm = TbpttDistillationAlgorithmCfg(
         gradient_length=48,
         num_mini_batches=16,
-        learning_rate_updates=200,
         # Shows the wall's side and the pillar from the start, where a beginner does not get.
         teacher_action_share=0.5,
         teacher_action_updates=60,

@@ -4,11 +4,15 @@ import copy
 
 import pytest
 import torch
+from rsl_rl.runners import DistillationRunner
 from support.helpers import make_distillation, roll_out
 from support.inside import networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt_tasks.memory import RecallEnv
+from scripts.what_matters import PerfectTeacher
 
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 RATE = 0.01
 SGD = {"optimizer": "sgd", "max_grad_norm": None, "learning_rate": RATE}
 HEADS = {"velocity": {"target": "state", "columns": [1]}}
@@ -40,6 +44,24 @@ def test_an_update_steps_at_the_scheduled_rate(num_updates, share):
     assert torch.equal(parameters(falling), parameters(plain))
     assert not torch.equal(parameters(falling), before)
     assert falling.learning_rate == pytest.approx(share * RATE)  # the value that the runner logs
+
+
+@pytest.mark.parametrize(("num_updates", "share"), [(0, 1.0), (3, 0.25), (4, 0.5), (7, 0.125)])
+def test_by_default_the_rate_falls_over_the_runners_iterations(num_updates, share):
+    cfg = {
+        "num_steps_per_env": 6,
+        "max_iterations": 4,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {"class_name": TbpttDistillation, "learning_rate": RATE, "gradient_length": 3},
+        "student": {"class_name": "MLPModel", "hidden_dims": [4], "distribution_cfg": GAUSSIAN},
+        "teacher": {"class_name": PerfectTeacher},
+        "save_interval": 100,
+    }
+    runner = DistillationRunner(RecallEnv(4, 2), cfg, log_dir=None)
+    runner.alg.teacher_loaded = True
+    runner.alg.num_updates = num_updates
+    runner.learn(1)
+    assert runner.alg.learning_rate == pytest.approx(share * RATE)
 
 
 def test_without_the_option_the_rate_does_not_change():
