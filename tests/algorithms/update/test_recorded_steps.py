@@ -439,7 +439,7 @@ def test_an_undone_update_in_between(case):
     def fill(trained, seed):
         def spoil(step, obs, rewards=None):
             if (seed, step) == (3, 4):
-                obs["policy"][2, 0] = torch.nan
+                obs["policy"][3, 0] = torch.nan  # one that trains
 
         case.fill(trained, seed, on_step=spoil)
 
