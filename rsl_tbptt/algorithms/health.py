@@ -57,6 +57,8 @@ _OF_TEACHER = (
 
 HELD_OUT = "held_out/"
 """Prefix of metrics of environments that enter no loss."""
+RETURN, RETURN_ERROR = f"{HELD_OUT}return", f"{HELD_OUT}return_error"
+"""Mean return of each held-out environment's newest episode, and its standard error."""
 
 _STUDENT, _STUDENT_HELD_OUT = "explained_variance/student", f"{HELD_OUT}explained_variance"
 _OF_STUDENT = Limit(

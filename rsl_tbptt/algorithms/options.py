@@ -421,8 +421,7 @@ class DistillationOptions(Options):
     held_out_envs: Annotated[int | None, count(0)] = None
     """Environments of each process that enter no loss and no buffer, for ``held_out/`` metrics.
 
-    None means 2 %, at least 8; 0 below 256 environments. The normaliser sees them. Their log is no
-    evaluation.
+    None means 2 %, at least 8; 0 below 256.
     """
 
     def check_together(self) -> Iterator[str]:

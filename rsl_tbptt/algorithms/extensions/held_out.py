@@ -20,7 +20,7 @@ from rsl_rl.storage import RolloutStorage
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BEHAVIOR
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.weights import or_one
-from rsl_tbptt.algorithms.health import HELD_OUT, explained
+from rsl_tbptt.algorithms.health import HELD_OUT, RETURN, RETURN_ERROR, explained
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -31,9 +31,6 @@ from rsl_tbptt.core.rollout import Batch, Labels, Rollout
 if TYPE_CHECKING:  # both know which environments train
     from rsl_tbptt.algorithms.replay_buffer import Experience
     from rsl_tbptt.algorithms.student import Student
-
-RETURN = f"{HELD_OUT}return"
-"""Metric: mean return of each held-out environment's newest episode."""
 
 _MISSING, _ERROR = f"{HELD_OUT}missing", "error"
 
@@ -125,16 +122,18 @@ class HeldOut(Extension):
         """Return loss, explained variance and return over all processes; none without any."""
         if not len(self.envs):
             return {}
-        is_missing = self._returns.isnan()
-        of_all = torch.stack((self._returns.nan_to_num(nan=0.0).sum(), is_missing.sum()))
+        number, known = self._num_of_ranks, self._returns.nan_to_num(nan=0.0)
+        of_all = torch.stack((known.sum(), self._returns.isnan().sum()))
         total, missing = self._ranks.sum_tensor(of_all)
+        squares = self._ranks.sum_tensor((known - total / number).square().sum())
+        error = (squares / max(number - 1, 1) / number).sqrt()
         measured = {f"{HELD_OUT}{name}": value for name, value in self._measured.items()}
-        return {**measured, RETURN: total / self._num_of_ranks, _MISSING: missing}
+        return {**measured, RETURN: total / number, RETURN_ERROR: error, _MISSING: missing}
 
     def advance(self, metrics: dict[str, float]) -> None:
         """Drop the mean return until each environment has one: short episodes end first."""
         if metrics.pop(_MISSING, 0.0) > 0:
-            del metrics[RETURN]
+            del metrics[RETURN], metrics[RETURN_ERROR]
         self.mean_return = metrics.get(RETURN)
 
     def running_state(self) -> dict[str, Any]:
