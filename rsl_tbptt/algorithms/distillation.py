@@ -12,8 +12,8 @@ from torch import nn
 
 from rsl_tbptt.algorithms.behavior_losses import BUFFER, NEWEST, resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation_rollouts import DistillationRollouts
-from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.held_out import HeldOut
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import (
     Dagger,
@@ -159,14 +159,18 @@ class TbpttDistillation(DistillationRollouts):
             layers=layers.outputs,
             reported_where=NEWEST,
         )
-        self._dagger = Dagger(options, storage.num_envs, storage.dones.device)
+        self.held_out = HeldOut(options, storage, ranks)
+        """The environments that enter no loss."""
+        self._dagger = Dagger(options, storage.num_envs, self.held_out.trained)
         self._dagger.num_updates = lambda: self.num_updates
         per_teacher = LossPerTeacher(self._labels.teacher_names)
-        of_option: list[Extension] = [e for e in (self.mirrored, self.sample_weights) if e]
-        heads = {f"auxiliary.{name}": network for name, network in self._heads.networks.items()}
-        average = [WeightAverage({"student": student, **heads})] if options.weight_average else []
-        # The average is loaded after everything that it averages.
-        self.extensions = [*of_option, self._dagger, per_teacher, self._heads, *average]
+        averaged = {"student": student, **self._heads.networks}
+        extensions = (
+            *(self.mirrored, self.sample_weights, self._dagger, per_teacher),
+            *(self._heads, self.held_out),
+            WeightAverage(averaged) if options.weight_average else None,  # loaded after the heads
+        )
+        self.extensions = [extension for extension in extensions if extension]
         self.experience = Experience(
             student,
             storage,
@@ -175,6 +179,7 @@ class TbpttDistillation(DistillationRollouts):
             ranks,
             self.extensions,
             self.sample_weights,
+            self.held_out.trained,
             self.mirrored,
         )
         """The newest rollout and the replay buffer."""
@@ -183,6 +188,7 @@ class TbpttDistillation(DistillationRollouts):
         self._student = Student(*own, has_weights=has_weights)
         num_steps, device = storage.num_transitions_per_env, storage.dones.device
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
+        self._num_trained_of_ranks = ranks.sum_count(len(self.held_out.trained), device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
         self._prepare_recording(self._student.replay)
         self._make_transaction([student], self.experience.largest_mini_batch)
@@ -201,7 +207,6 @@ class TbpttDistillation(DistillationRollouts):
         self._begin_update()
         num_passes, num_parts = self.options.num_learning_epochs, self.transaction.num_micro_batches
         steps, weights, health, concludes = [], [], {}, not self._ranks.together
-        self._state_after = hidden_state.clone(self.experience.start_state)
         for drawn in self.experience.draw(num_passes):
             state, (divisor, own) = None, self._student.divisor(self._rollout, drawn, self._ranks)
             weights.append(own)
@@ -296,8 +301,11 @@ class TbpttDistillation(DistillationRollouts):
         if (last := self.last_update) is not None:  # heads follow the rate, and the runner logs it
             share = max(LAST_SHARE, 1.0 - self.num_updates / last)
             set_rate(self.optimizer, self.options.learning_rate * share)
-        self._rollout, self._start_states = self.experience.take()
-        if self.experience.buffer is None:  # a buffer stays where it is
+        experience = self.experience
+        self._rollout, self._start_states = taken = experience.take()
+        self._state_after = hidden_state.clone(experience.start_state)
+        self.held_out.measure(self._student, experience, *taken, self._state_after)
+        if experience.buffer is None:  # a buffer stays where it is
             self._rollout = self._placed("newest", self._rollout)
             self._start_states = self._placed_state("start", self._start_states)
         rollout, state = self._rollout, hidden_state.as_tensors(self._start_states)
@@ -309,8 +317,9 @@ class TbpttDistillation(DistillationRollouts):
     ) -> dict[str, torch.Tensor]:
         """Return the metrics of optimiser steps, (S, M + 1), and of mini-batches' weights."""
         experience, num_envs = self.experience, self._num_envs_of_ranks
-        num_steps = self.options.num_learning_epochs * self._student.num_loss_steps
-        sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
+        num_steps, trained = self._student.num_loss_steps, self._num_trained_of_ranks
+        num_steps *= self.options.num_learning_epochs
+        sizes = num_steps * trained, num_steps * (experience.num_sequences - trained)
         rows = steps.T.contiguous()
         means = self._student.means(rows[:-1].sum(1), weights, sizes, self._ranks)
         if experience.num_drawn == 0:
@@ -345,9 +354,10 @@ class TbpttDistillation(DistillationRollouts):
         Environments beyond the last one start over, as a mini-batch with past sequences can be
         larger than the rollout.
         """
-        num_envs, rollout = self.storage.num_envs, self.experience.newest()
+        rollout, trained = self.experience.newest(), self.experience.trained
         deduplicate_frames(rollout.obs)
-        columns = torch.arange(envs.stop or num_envs, device=rollout.episode_starts.device)
+        rows = torch.arange(envs.stop or len(trained), device=trained.device)
+        columns = trained[rows % len(trained)]
         self._zero_grad()
         state = self.experience.start_state
-        self._student.add_gradients(rollout, columns % num_envs, state, num_micro_batches)
+        self._student.add_gradients(rollout, columns, state, num_micro_batches)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -55,6 +55,20 @@ _OF_TEACHER = (
     " and obs_normalization with those of its training."
 )
 
+HELD_OUT = "held_out/"
+"""Prefix of metrics of environments that enter no loss."""
+RETURN, RETURN_ERROR = f"{HELD_OUT}return", f"{HELD_OUT}return_error"
+"""Mean return of each held-out environment's newest episode, and its standard error."""
+
+_STUDENT, _STUDENT_HELD_OUT = "explained_variance/student", f"{HELD_OUT}explained_variance"
+_OF_STUDENT = Limit(
+    0.05,
+    100,
+    "the student does no better than a constant action. Check that its obs_groups determine the"
+    " teacher's actions, and that gradient_length covers what it has to remember.",
+    below=True,
+)
+
 LIMITS = {
     "replay_difference": Limit(
         0.2,
@@ -87,13 +101,8 @@ LIMITS = {
         " observations, or set use_clipped_value_loss=False if returns are many times clip_param.",
         below=True,
     ),
-    "explained_variance/student": Limit(
-        0.05,
-        100,
-        "the student does no better than a constant action. Check that its obs_groups determine the"
-        " teacher's actions, and that gradient_length covers what it has to remember.",
-        below=True,
-    ),
+    _STUDENT: _OF_STUDENT,
+    _STUDENT_HELD_OUT: _OF_STUDENT,
     "saturated_units": Limit(
         0.5,
         20,
@@ -134,6 +143,14 @@ def limit_of(name: str) -> Limit | None:
     """Return the limit of a metric, if it has one."""
     parts = name.split("/")
     return LIMITS.get("/".join(parts[:2])) or LIMITS.get(parts[0])
+
+
+def limits_of(names: Iterable[str]) -> dict[str, Limit]:
+    """Return the limits of metrics that have one; of two for the same fault the held-out one's."""
+    limits = {name: limit for name in names if (limit := limit_of(name))}
+    if _STUDENT_HELD_OUT in limits:
+        limits.pop(_STUDENT, None)
+    return limits
 
 
 SATURATED = 0.99
@@ -244,7 +261,7 @@ class FirstReplay:
             found["dead_units"] = ((high - low) < STILL).to(torch.float32).mean()
         if self._labels is not None:
             _, error, variance, mean = self._labels
-            found["explained_variance/student"] = explained(error.sum(), variance.sum())
+            found[_STUDENT] = explained(error.sum(), variance.sum())
             found["label_std"] = variance.sqrt().max()
             found["label_scale"] = (variance + mean.square()).sqrt().max()
         return found
@@ -324,10 +341,11 @@ class HealthWatch:
         """
         norms = {name: v for name, v in metrics.items() if name.endswith("grad_norm")}
         derived = {"grad_norm_jump": self._jump(norms)} if norms else {}
-        for name, value in {**metrics, **derived}.items():
-            limit = limit_of(name)
-            if limit is None or name in self._warned:
+        values = {**metrics, **derived}
+        for name, limit in limits_of(values).items():
+            if name in self._warned:
                 continue
+            value = values[name]
             self._in_a_row[name] = self._in_a_row.get(name, 0) + 1 if limit.broken(value) else 0
             if self._in_a_row[name] == limit.updates:
                 self._warned.add(name)

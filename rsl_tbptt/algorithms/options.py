@@ -429,6 +429,12 @@ class DistillationOptions(Options):
     It needs a teacher without memory, and ``teacher_action_share=0``.
     """
 
+    held_out_envs: Annotated[int | None, count(0)] = None
+    """Environments of each process that enter no loss and no buffer, for ``held_out/`` metrics.
+
+    None means 2 %, at least 8; 0 below 256.
+    """
+
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; yield warnings, as ``Options`` does."""
         yield from super().check_together()
@@ -447,6 +453,13 @@ class DistillationOptions(Options):
         for name in ("gradient_length", "update_length"):
             warn_all(beyond_rollout(name, getattr(self, name), num_steps))
 
+    def num_held_out(self, num_envs: int) -> int:
+        """Return how many of a process's environments are held out; at least one trains."""
+        number = self.held_out_envs
+        if number is None:
+            number = max(8, round(0.02 * num_envs)) if num_envs >= 256 else 0
+        return min(number, num_envs - 1)
+
     def check_training(self, num_envs: int) -> None:
         """Check the options against the size of a training; do not call it to play a policy.
 
@@ -454,10 +467,19 @@ class DistillationOptions(Options):
             num_envs: Number of environments.
 
         Raises:
-            ValueError: If there are more micro-batches than environments.
+            ValueError: If there are more micro-batches than environments that train, or none train.
         """
+        if self.held_out_envs is not None and self.held_out_envs >= num_envs:
+            raise ValueError(
+                f"held_out_envs is {self.held_out_envs}, expected less than num_envs, {num_envs}:"
+                " the student trains on the others."
+            )
+        num_trained = num_envs - self.num_held_out(num_envs)
+        if self.num_micro_batches > num_trained and num_trained < num_envs:
+            expected = f"at most {num_trained} together, all but the held-out ones of num_envs"
+            self.refuse("num_micro_batches held_out_envs", expected)
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
-        if self.teacher_action_share > 0 and round(self.teacher_action_share * num_envs) == 0:
+        if self.teacher_action_share > 0 and round(self.teacher_action_share * num_trained) == 0:
             warnings.warn(
                 f"teacher_action_share is {self.teacher_action_share}, which has no effect: of"
                 f" num_envs, {num_envs}, it rounds to none. Raise one of them.",

@@ -92,6 +92,7 @@ class Experience:
         ranks: Ranks,
         extensions: Sequence[Extension],
         weights: SampleWeights | None,
+        trained: torch.Tensor,
         mirrored: MirroredRobots | None = None,
     ) -> None:
         """Take the sources of the newest rollout; the first one allocates the buffer.
@@ -104,15 +105,16 @@ class Experience:
             ranks: The processes that train together.
             extensions: Add labels.
             weights: Weights of the samples; None weighs all equally.
+            trained: Environments that are drawn and kept, all but the held-out ones. Shape: (M,).
             mirrored: Mirror images of the robots; an environment's are in its sequence.
         """
         self._mirrored = mirrored
         self._student, self._storage, self._extensions = student, storage, extensions
         self._labels, self._weights = labels, weights
-        self._options, self._ranks = options, ranks
+        self._options, self._ranks, self.trained = options, ranks, trained
         # The same number on every rank, since each mini-batch makes an exchange.
-        self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(storage.num_envs))
-        """Mini-batches of a pass; at most the number of environments."""
+        self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(len(trained)))
+        """Mini-batches of a pass; at most the number of environments that train."""
         self.start_state: HiddenState = None
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them; with
         mirror images (L, N, I, H)."""
@@ -206,13 +208,15 @@ class Experience:
         own = sum(each.nbytes for each in tensors) / num_envs + torch.float64.itemsize
         num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs  # of all robots together
         at_most = num_steps * sum(frames.values())
+        num_trained = len(self.trained)
         made_for = [num_envs, own, at_most, options.buffer_rollouts, options.buffer_gb]
+        made_for += [num_trained] if num_trained < num_envs else []
         saved = self._saved or {}
         if len(saved.get("keys", ())) and saved.get("size", {}).get("made_for") == made_for:
             return BufferSize(**saved["size"])
         per_sequence = self._frames_per_sequence(rollout)
         expected = sum(per_sequence[group] * size for group, size in frames.items())
-        capacity, spare = options.buffer_rollouts * num_envs, math.inf
+        capacity, spare = options.buffer_rollouts * num_trained, math.inf
         if options.buffer_gb is not None:
             limit = options.buffer_gb * 1e9
             fitting = min(limit / (own + expected), (limit - num_envs * at_most) / own)
@@ -249,7 +253,7 @@ class Experience:
     def keep_newest(self, num_steps: int) -> None:
         """Let the newest rollout compete for places in the buffer; see ``ReplayBuffer``."""
         if self.buffer is not None:
-            self.buffer.keep_newest(num_steps)
+            self.buffer.keep_newest(num_steps, self.trained)
 
     def past(self) -> dict[str, Any] | None:
         """Return the past sequences for a checkpoint, or None if there are none yet."""
@@ -279,19 +283,19 @@ class Experience:
 
     def _num_drawn_of(self, num_kept: int) -> int:
         """Return the number of past sequences in a pass, if ``num_kept`` are kept."""
-        return min(round(self._options.buffer_share * self._storage.num_envs), num_kept)
+        return min(round(self._options.buffer_share * len(self.trained)), num_kept)
 
     @property
     def largest_mini_batch(self) -> int:
         """Sequences in the largest mini-batch once the buffer is full, if all fit in."""
-        num_envs = self._storage.num_envs
+        num_envs = len(self.trained)
         num_drawn = self._num_drawn_of(self._options.buffer_rollouts * num_envs)
         return sum(-(-number // self.num_mini_batches) for number in (num_envs, num_drawn))
 
     def _plan(self) -> None:
         """Fix the sizes of an update's mini-batches (one exchange with other processes)."""
         self.num_drawn = self._num_drawn_of(self.buffer.num_kept if self.buffer else 0)
-        numbers, parts = (self._storage.num_envs, self.num_drawn), self.num_mini_batches
+        numbers, parts = (len(self.trained), self.num_drawn), self.num_mini_batches
         sizes = [sum(n // parts + (i < n % parts) for n in numbers) for i in range(parts)]
         self._sizes: list[int] | torch.Tensor = sizes
         if self._ranks.together:  # filled, not copied: a copy would wait for the device
@@ -301,7 +305,7 @@ class Experience:
         """Sequences in a pass over all processes. Shape: ()."""
 
     def draw(self, num_passes: int) -> Iterator[Drawn]:
-        """Draw passes: each has every environment once, and ``num_drawn`` past sequences.
+        """Draw passes: each has every training environment once, and ``num_drawn`` past sequences.
 
         If there is nothing to choose, no random number is drawn.
         """
@@ -309,14 +313,22 @@ class Experience:
         draw_envs = torch.randperm if self.num_mini_batches > 1 else torch.arange
         draw_kept = torch.randperm if self.num_drawn else torch.arange
         for _ in range(num_passes):
-            envs = draw_envs(self._storage.num_envs, device=device)
-            newest, past = envs, envs[:0]
+            envs = self.trained[draw_envs(len(self.trained), device=device)]
+            newest, past = self._columns_of(envs), envs[:0]
             if buffer is not None:
                 kept = draw_kept(buffer.num_kept, device=device)[: self.num_drawn]
-                newest, past = buffer.newest[envs], buffer.past[kept]
+                past = buffer.past[kept]
             shares = (each.tensor_split(self.num_mini_batches) for each in (newest, past, envs))
             for of_newest, of_past, own, size in zip(*shares, self._sizes, strict=True):
                 yield Drawn(torch.cat((of_newest, of_past)), own, size)
+
+    def drawn(self, envs: torch.Tensor) -> Drawn:
+        """Return a mini-batch of given environments, (n,), of this process alone."""
+        return Drawn(self._columns_of(envs), envs, len(envs))
+
+    def _columns_of(self, envs: torch.Tensor) -> torch.Tensor:
+        """Return the columns of environments, (n,), in what ``take`` returned."""
+        return envs if self.buffer is None else self.buffer.newest[envs]
 
 
 def weights_of(weights: torch.Tensor, columns: torch.Tensor, num_newest: int) -> torch.Tensor:
@@ -428,8 +440,8 @@ class ReplayBuffer:
             kept.index_copy_(1, self.newest, tensor)
         self._is_newest.zero_().index_fill_(1, self.newest, True)
 
-    def keep_newest(self, num_steps: int) -> None:
-        """Let the newest rollout compete for places in the sample.
+    def keep_newest(self, num_steps: int, envs: torch.Tensor) -> None:
+        """Let sequences of the newest rollout compete for places in the sample.
 
         The host waits for the device only if a pool of frames has been full. Until the last lines
         nothing has changed, so an error or Ctrl+C leaves the sample as it was.
@@ -437,15 +449,14 @@ class ReplayBuffer:
         Args:
             num_steps: Steps that entered the loss. Later ones are never read again, as a NaN in
                 them would not have been found.
+            envs: The environments that compete. Shape: (M,).
         """
-        num = min(len(self.newest), self.capacity)
-        keys, envs = torch.rand(
-            len(self.newest), dtype=torch.float64, device=self._keys.device
-        ).sort()
-        keys, envs = keys[:num], envs[:num]
+        num = min(len(envs), self.capacity)
+        keys, order = torch.rand(len(envs), dtype=torch.float64, device=self._keys.device).sort()
+        keys, num_all, envs = keys[:num], len(envs), envs[order[:num]]
         worst, places = self._keys.topk(num)
         enters = keys < worst.clamp(max=self._key_limit)
-        num_entered = len(self.newest) if self._key_limit == 1.0 else int(enters.sum())
+        num_entered = num_all if self._key_limit == 1.0 else int(enters.sum())
         for shown in self._shown.values():  # steps that are left out refer to no frame of their own
             shown[num_steps:, self.newest] = shown[num_steps - 1, self.newest]
         entering, leaving = self.newest[envs], self._past[places]

@@ -80,8 +80,11 @@ class Student:
         if mirrored:
             mirrored.replays = {STUDENT: self.replay}
         # Labels of weight 0 may be arbitrary.
-        measures_labels = loss.of_actions and not has_weights
-        self.loss: Loss = self.first_replay.beside(loss, ACTIONS) if measures_labels else loss
+        self.measures_labels = loss.of_actions and not has_weights
+        """Whether health metrics compare actions with their labels."""
+        self.loss: Loss = loss
+        if self.measures_labels:
+            self.loss = self.first_replay.beside(loss, ACTIONS)
         """The loss of an optimiser step."""
         for extension in extensions:
             self.loss = extension.wrap(self.loss)

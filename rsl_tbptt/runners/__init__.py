@@ -72,9 +72,10 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
 
     - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files in the
       run's folder that no runner of this package wrote are never deleted.
-    - ``keep_best``: whether to keep the checkpoint with the highest mean training return as well,
-      taken over the last 100 episodes before it was written. It counts from the time when there
-      are as many episodes and each environment has ended one.
+    - ``keep_best``: whether to keep the checkpoint with the highest mean training return as well.
+      With held-out environments it is their ``held_out/return``. Otherwise it is taken over the
+      last 100 episodes before it was written, from the time when there are as many and each
+      environment has ended one. Neither is an evaluation.
 
     Several ranks train on GPUs as with rsl_rl, and on a CPU by gloo.
 
@@ -320,8 +321,15 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if _is_in(self.logger.log_dir, path) and NUMBERED.fullmatch(Path(path).name):
             self._num_saved = self.num_iterations
             if self._kept is not None:
-                age = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
-                self._kept.add(Path(path), iteration, mean_return(self.logger, age))
+                self._kept.add(Path(path), iteration, self._mean_return())
+
+    def _mean_return(self) -> float | None:
+        """Return the mean return of held-out environments, without any that of all, if known."""
+        held_out = getattr(self.alg, "held_out", None)
+        if held_out is not None and len(held_out.envs):
+            return held_out.mean_return
+        age = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
+        return mean_return(self.logger, age)
 
     def load(
         self,

@@ -13,9 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rsl_tbptt.algorithms.health import LOSSES
+from rsl_tbptt.checkpoints.reading import NUMBERED
 from rsl_tbptt.files import complete, output_path
 from rsl_tbptt.tools.charts import Chart, curve_chart, return_chart, style
 from rsl_tbptt.tools.machine import versions
@@ -23,7 +25,9 @@ from rsl_tbptt.tools.memory_findings import memory_facts, memory_rows, read_memo
 from rsl_tbptt.tools.play import STARTED
 from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.run_doctor import (
+    HELD_OUT_RETURN,
     LOSS,
+    TRAINED_RETURN,
     Curves,
     Findings,
     find_wrong,
@@ -41,8 +45,14 @@ MOST_BYTES = 2_000_000
 """Limit of a page's size. A video that does not fit is linked."""
 KINDS = {".gif": "image/gif", ".webp": "image/webp", ".mp4": "video/mp4"}
 """Media types of videos by file suffix."""
-CURVES = {"Train/mean_reward": "Reward per episode", "Train/mean_episode_length": "Episode length"}
+CURVES = {
+    TRAINED_RETURN: "Reward per episode",
+    HELD_OUT_RETURN: "Reward per episode, held-out environments",
+    "Train/mean_episode_length": "Episode length",
+}
 """Titles of the curves that are drawn in addition to losses, by tag."""
+NUM_COMPARED = 10
+"""Logged returns before an evaluated checkpoint that its evaluation is compared with."""
 CONDITIONS = {"checkpoint": "{}", "form": "{}", "task": "{}", "seed": "seed {}"}
 CONDITIONS |= {"episodes": "{} episodes", "max_steps": "at most {} steps"}
 """What evaluations of a run may differ in, and how a row says it."""
@@ -159,7 +169,7 @@ def read_run(folder: Path, name: str) -> Run:
         name=name,
         folder=folder,
         curves=curves,
-        findings=find_wrong(folder, curves),
+        findings=find_wrong(folder, curves) | compare_evaluations(curves, evaluations),
         evaluations=dict(sorted(evaluations.items())),
         memory=read_memory(folder),
         video=max(found, key=lambda path: path.stat().st_mtime, default=None),
@@ -185,6 +195,42 @@ def read_evaluation(path: Path) -> dict[str, Any]:
             " evaluate` wrote: evaluate again, or move the file away."
         ) from error
     return found
+
+
+def compare_evaluations(
+    curves: Curves, evaluations: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Findings]:
+    """Compare evaluations of numbered checkpoints with the returns that were logged before them.
+
+    Args:
+        curves: The training's.
+        evaluations: Results of ``rsl-tbptt evaluate``, by name.
+
+    Returns:
+        Findings by ``evaluation``; none without a curve or an evaluation of a numbered checkpoint.
+        The logged returns disagree if all of them are outside the evaluation's interval, on the
+        same side.
+    """
+    tag = HELD_OUT_RETURN if HELD_OUT_RETURN in curves else TRAINED_RETURN
+    compared, wrong = [], []
+    for name, found in sorted(evaluations.items()):
+        numbered = NUMBERED.fullmatch(str(found.get("checkpoint")))
+        iterations, values = curves.get(tag, ((), ()))
+        before = [
+            v
+            for it, v in zip(iterations, values, strict=True)
+            if numbered and it <= int(numbered[1])
+        ]
+        if not before:
+            continue
+        compared.append(name)
+        logged, (low, high) = before[-NUM_COMPARED:], found["confidence_interval"]
+        if min(logged) > high or max(logged) < low:
+            wrong.append(
+                f"{tag} is {median(logged):.4g} at {found['checkpoint']}, but {name}.json has"
+                f" {low:.4g} to {high:.4g}: trust the evaluation, a log is none."
+            )
+    return {"evaluation": (f"{', '.join(compared)}: {tag}", wrong)} if compared else {}
 
 
 def describe(runs: Sequence[Run]) -> Report:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.algorithms.health import Limit, limit_of
+from rsl_tbptt.algorithms.health import RETURN, RETURN_ERROR, Limit, limits_of
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
 from rsl_tbptt.files import entry, read_config
@@ -24,6 +24,12 @@ Findings = tuple[str, list[str]]
 """A description of what was checked, and the problems that were found."""
 LOSS = "Loss/"
 """Prefix of the tags of an update's metrics."""
+TRAINED_RETURN, HELD_OUT_RETURN = "Train/mean_reward", f"{LOSS}{RETURN}"
+"""Tags of the mean return of all environments, and of those that enter no loss."""
+CLEAR_SHARE = 0.1
+"""A gap between the two is clear beyond this share of the returns' range and twice its error."""
+TEACHER_ACTS = f"{LOSS}teacher_action_share"
+"""Tag of the share of environments in which the teacher acts."""
 SKIPPED = "skipped: "
 """How the description of a check begins that lacked its files."""
 EVENTS = "*tfevents*"
@@ -144,6 +150,7 @@ def check_metrics(curves: Curves) -> Findings:
             f"Loss/skipped_updates is {num_skipped:g}, expected 0: that many updates had NaN or inf"
             " and were undone. The training's output names their cause."
         )
+    wrong += find_gap(curves)
     if not judged:
         return f"{num_updates} updates, by an algorithm without health metrics", wrong
     unjudged = f"; too few updates for {', '.join(too_few)}" if too_few else ""
@@ -153,12 +160,36 @@ def check_metrics(curves: Curves) -> Findings:
 def judge(curves: Curves) -> list[Judged]:
     """Return the metrics that have a limit, over the last quarter of the updates."""
     found = []
-    for tag, (_, values) in curves.items():
-        name = tag.removeprefix(LOSS)
-        if tag.startswith(LOSS) and (limit := limit_of(name)):
-            last = values[-max(limit.updates, len(values) // 4) :]
-            found.append(Judged(name, limit, len(values), median(last)))
+    names = [tag.removeprefix(LOSS) for tag in curves if tag.startswith(LOSS)]
+    for name, limit in limits_of(names).items():
+        _, values = curves[f"{LOSS}{name}"]
+        last = values[-max(limit.updates, len(values) // 4) :]
+        found.append(Judged(name, limit, len(values), median(last)))
     return found
+
+
+def find_gap(curves: Curves) -> list[str]:
+    """Return a message if all environments return clearly more than the held-out ones at the end.
+
+    A teacher that acts in the others may return more.
+    """
+    tags = (TRAINED_RETURN, HELD_OUT_RETURN, f"{LOSS}{RETURN_ERROR}")
+    if not {*tags} <= curves.keys() or any(curves.get(TEACHER_ACTS, ((), ()))[1][-1:]):
+        return []
+    iterations, logged = curves[TRAINED_RETURN]
+    first = iterations[-1] - (iterations[-1] - iterations[0]) // 4
+    trained, held_out, error = (
+        median([v for it, v in zip(*curves[tag], strict=True) if it >= first] or [math.nan])
+        for tag in tags
+    )
+    if not trained - held_out > max(2 * error, CLEAR_SHARE * (max(logged) - min(logged))):
+        return []
+    return [
+        f"{TRAINED_RETURN} is {trained:.4g} and {HELD_OUT_RETURN} {held_out:.4g} (its standard"
+        f" error is {error:.2g}), expected the same: updates fit the very episodes that go on, so"
+        " the policy that is saved is worse than the first number says. Lower learning_rate, or"
+        " set learning_rate_updates to the number of updates; rsl-tbptt evaluate measures it."
+    ]
 
 
 def check_checkpoint(folder: Path) -> Findings:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.safe_runs import RUNNERS, STOCK, assert_same, make_runner, names, train_cfg
+from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, names, train_cfg
 
 from rsl_tbptt.checkpoints.writing import (
     NOTES,
@@ -274,10 +274,11 @@ def test_files_in_unreadable_notes_are_kept(tmp_path):
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
 
 
-def train_in_parts(folder, env_class, *iterations, num_envs=400):
+def train_in_parts(folder, env_class, *iterations, num_envs=400, held_out_envs=0):
     """Train, then continue from the newest checkpoint; return the saved ratings by iteration."""
     for part in iterations:
-        runner = make_runner(folder, env=env_class(num_envs), keep_last=50, keep_best=True)
+        algorithm, kept = {"held_out_envs": held_out_envs}, {"keep_last": 50, "keep_best": True}
+        runner = make_runner(folder, env=env_class(num_envs), algorithm=algorithm, **kept)
         if names(folder):
             runner.load(str(folder / "latest"))
         runner.learn(part)
@@ -297,6 +298,14 @@ def test_returns_count_once_every_environment_has_ended_an_episode_also_after_a_
     absent = {"state_dict": property(), "load_state_dict": property()}
     simulator = type("Simulator", (CostlyEnv,), absent)  # where episodes start again
     assert [*train_in_parts(tmp_path / "simulated", simulator, 8, 8)] == [6, 7, 14, 15]
+
+
+def test_held_out_environments_alone_count(tmp_path):
+    """Environments 4, 12 ... 36 have episodes of 5 to 37 steps, each of which costs 1."""
+    found = train_in_parts(tmp_path, CostlyEnv, 7, 7, num_envs=40, held_out_envs=5)
+    lengths = torch.arange(4, 40, 8) + 1.0
+    assert set(found.values()) == {-lengths.mean().item()}
+    assert [*found] == list(range(-(-2 * int(lengths.max()) // STEPS) - 1, 14))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ CASES = {
         {"teacher_coef": 0.5, "num_mini_batches": 1, "teacher_cfg": model_cfg("RNNModel")},
     ),
     "several recurrent teachers": ("distillation", {"buffer_rollouts": 0}),
+    "held-out environments": ("distillation", {"buffer_rollouts": 0, "held_out_envs": 2}),
     "weights by steps of the episode": (
         "distillation",
         {"buffer_rollouts": 0, "imitation_weight": lambda rollout: rollout.episode_steps + 1.0},

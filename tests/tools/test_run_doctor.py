@@ -130,6 +130,50 @@ def test_a_problem_at_the_end_is_found(tmp_path, capsys):
     assert found.startswith("Loss/kl is 1, expected at most 0.1")
 
 
+def log_returns(folder, trained, held_out, error=0.1, **metrics):
+    own = {"return": held_out, "return_error": [error] * len(held_out)}
+    log(folder, **{f"held_out/{name}": values for name, values in own.items()}, **metrics)
+    writer = SummaryWriter(str(folder))
+    for iteration, value in enumerate(trained):
+        writer.add_scalar("Train/mean_reward", value, iteration)
+    writer.close()
+    return folder
+
+
+RISING = [float(step) for step in range(80)]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "options"),
+    [
+        ([step - 5.0 for step in RISING], {}),  # within a tenth of the range
+        ([step + 30.0 for step in RISING], {}),
+        ([step - 20.0 for step in RISING], {"error": 15.0}),
+        ([step - 20.0 for step in RISING], {"teacher_action_share": [0.5] * 80}),
+    ],
+)
+def test_held_out_environments_that_return_about_as_much_are_no_problem(
+    tmp_path, capsys, held_out, options
+):
+    assert findings(log_returns(tmp_path, RISING, held_out, **options), capsys) == []
+
+
+def test_a_gap_to_the_held_out_environments_is_named(tmp_path, capsys):
+    falling = [*RISING[:40], *(80.0 - step for step in RISING[40:])]
+    (found,) = findings(log_returns(tmp_path, RISING, falling), capsys)
+    assert found.startswith("Train/mean_reward is 69.5 and Loss/held_out/return 10.5 (its standard")
+    assert "learning_rate_updates" in found
+
+
+def test_the_held_out_explained_variance_is_judged_in_place_of_the_trained_one(tmp_path, capsys):
+    bad, good = [0.0] * 120, [0.9] * 120
+    both = {"explained_variance/student": good, "held_out/explained_variance": bad}
+    (found,) = findings(log(tmp_path / "worse", **both), capsys)
+    assert found.startswith("Loss/held_out/explained_variance is 0")
+    both = {"explained_variance/student": bad, "held_out/explained_variance": good}
+    assert findings(log(tmp_path / "better", **both), capsys) == []
+
+
 def test_metrics_with_too_few_updates_are_named(tmp_path, capsys):
     log(tmp_path / "short", kl=[1.0] * 9, replay_difference=[0.0] * 9, loss=[0.0] * 9)
     assert main(["doctor", str(tmp_path / "short")]) == 0

@@ -159,8 +159,8 @@ class Targets:
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The heads' networks by name."""
-        return {name: head.network for name, head in self._heads.items()}
+        """The heads' networks by the names of their losses."""
+        return {PREFIX + name: head.network for name, head in self._heads.items()}
 
     def observed_groups(self) -> set[str]:
         """Return the observation groups that are targets."""
@@ -359,8 +359,8 @@ class AuxiliaryHeads(Extension):
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """The heads' networks by name."""
-        return {name: head.network for name, head in self._heads.items()}
+        """The heads' networks by the names of their losses."""
+        return {PREFIX + name: head.network for name, head in self._heads.items()}
 
     def observed_groups(self) -> set[str]:
         """Return the observation groups that are targets."""

@@ -355,13 +355,17 @@ class Dagger(Extension):
         to No-Regret Online Learning.
     """
 
-    def __init__(
-        self, options: DistillationOptions, num_envs: int, device: str | torch.device
-    ) -> None:
-        """Take the share and its schedule; the teacher acts nowhere until the first draw."""
+    def __init__(self, options: DistillationOptions, num_envs: int, trained: torch.Tensor) -> None:
+        """Take the share and its schedule; the teacher acts nowhere until the first draw.
+
+        Args:
+            options: The share of the environments that train, and its schedule.
+            num_envs: Number of environments N.
+            trained: The environments that train; in the others the student acts. Shape: (M,).
+        """
         self._share = options.teacher_action_share
         self._last_update = options.teacher_action_updates
-        self._num_envs, self._device = num_envs, device
+        self._num_envs, self._trained = num_envs, trained
         self.num_updates: Callable[[], int] = lambda: 0
         """Returns the number of updates so far; set by the algorithm."""
         self._teacher_acts: torch.Tensor | None = None
@@ -376,9 +380,13 @@ class Dagger(Extension):
         share = self._share
         if self._last_update is not None:
             share *= max(0.0, 1.0 - self.num_updates() / self._last_update)
-        num_drawn = round(share * self._num_envs)
+        trained = self._trained
+        num_drawn = round(share * len(trained))
         draw = torch.randperm if num_drawn else torch.arange
-        self._teacher_acts = draw(self._num_envs, device=self._device).unsqueeze(-1) < num_drawn
+        acts = draw(len(trained), device=trained.device) < num_drawn
+        self._teacher_acts = acts.new_zeros(self._num_envs, 1).index_copy(
+            0, trained, acts.unsqueeze(-1)
+        )
 
     def mix(self, actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A).

@@ -38,7 +38,7 @@ def filled(capacity, num_frames, periods, num_envs=N, check=lambda buffer, index
     for index, period in enumerate(periods):
         buffer.put(*numbered_rollout(index * num_envs, period, num_envs))
         check(buffer, index)
-        buffer.keep_newest(T)
+        buffer.keep_newest(T, torch.arange(N))
     return buffer
 
 
@@ -162,7 +162,7 @@ def test_frames_of_steps_that_no_loss_sees_are_not_kept():
     rollout, state = numbered_rollout(0, 1)
     rollout.obs.frames["camera"][4 * N :] = -1
     buffer.put(rollout, state)
-    buffer.keep_newest(4)
+    buffer.keep_newest(4, torch.arange(len(buffer.newest)))
     assert buffer.num_kept == N
     assert (buffer.state_dict()["frames"]["camera"] >= 0).all()
     assert len(buffer.state_dict()["frames"]["camera"]) == 4 * N

@@ -75,7 +75,7 @@ def test_heads_are_averaged_with_the_student():
     update(algorithm, 0, 1)
     head = torch.cat([p.flatten() for p in extension(algorithm, "auxiliary").parameters])
     weights = extension(algorithm, "weight_average").newest.items()
-    newest = torch.cat([w.flatten() for n, w in weights if n.startswith("auxiliary.velocity.")])
+    newest = torch.cat([w.flatten() for n, w in weights if n.startswith("auxiliary/velocity.")])
     assert len(newest) == len(head)
     assert not torch.equal(newest, head)
 

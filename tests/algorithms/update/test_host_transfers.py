@@ -124,6 +124,7 @@ LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
 
 CASES = [
     (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "loss_type": "kl"}),
+    (TbpttDistillation, {"gradient_length": 4, "held_out_envs": 2, "buffer_rollouts": 2}),
     (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
     (
         TbpttDistillation,

@@ -171,9 +171,10 @@ def reinforcing(
 def distilling(
     before: Any = Case.before, changes: Any = "", least_replays: Any = 6, **options: Any
 ):
-    """Describe a distillation, by default into an LSTM."""
+    """Describe a distillation, by default into an LSTM, with held-out environments."""
     engine = {} if options.get("student") == "mlp" else {"scan_engine": "reference"}
     shared = {"num_mini_batches": 2, "num_learning_epochs": 2, "gradient_length": 3, **engine}
+    shared["held_out_envs"] = 2
     build = functools.partial(make_distillation, TbpttDistillation, T, N, **{**shared, **options})
     return Case(build, roll_out, before, changes, least_replays)
 
@@ -340,6 +341,7 @@ PPO_CASES = {
 
 DISTILLATION_CASES = {
     "defaults": distilling(),
+    "all-train": distilling(held_out_envs=0),
     **{f"loss-{loss}": distilling(loss_type=loss) for loss in ("mse", "huber", "kl", "nll", "bce")},
     "loss-slices": distilling(loss_type=SLICES),
     "loss-of-your-own": distilling(loss_type=absolute_error),
@@ -440,7 +442,7 @@ def test_an_undone_update_in_between(case):
     def fill(trained, seed):
         def spoil(step, obs, rewards=None):
             if (seed, step) == (3, 4):
-                obs["policy"][2, 0] = torch.nan
+                obs["policy"][3, 0] = torch.nan  # one that trains
 
         case.fill(trained, seed, on_step=spoil)
 

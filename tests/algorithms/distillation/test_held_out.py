@@ -1,0 +1,311 @@
+"""Held-out environments: no loss and no buffer has them, and their log is that of who acted."""
+
+import math
+
+import pytest
+import torch
+from support.helpers import (
+    absolute_error,
+    make_distillation,
+    make_obs,
+    parameters_of,
+    roll_out,
+)
+from support.inside import everything
+from support.rank_processes import run_ranks
+from support.symmetry_reference import symmetry_cfg
+from support.tolerances import SAME_FLOAT32
+from torch import distributed
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.hidden_state import as_tensors
+
+T, N = 6, 8
+HELD_OUT, TRAINED = [2, 6], [0, 1, 3, 4, 5, 7]
+
+
+def make(num_envs=N, num_steps=T, **options):
+    chosen = {"gradient_length": 3, "held_out_envs": 2, **options}
+    return make_distillation(TbpttDistillation, num_steps, num_envs, **chosen)
+
+
+@pytest.mark.parametrize(
+    ("given", "num_envs", "number"),
+    [(None, 255, 0), (None, 256, 8), (None, 4096, 82), (0, 4096, 0), (3, 16, 3), (9, 1, 0)],
+)
+def test_how_many_environments_are_held_out(given, num_envs, number):
+    assert DistillationOptions(held_out_envs=given).num_held_out(num_envs) == number
+
+
+def test_environments_are_evenly_spaced():
+    assert make().held_out.envs.tolist() == HELD_OUT
+    assert make().held_out.trained.tolist() == TRAINED
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out_envs": 8}, "held_out_envs is 8, expected less than num_envs, 8"),
+        ({"num_micro_batches": 7}, "num_micro_batches is 7 and held_out_envs is 2, expected at mo"),
+    ],
+)
+def test_some_environments_have_to_train(options, message):
+    algorithm = make(**options)
+    algorithm.student(make_obs(N))  # plays
+    with pytest.raises(ValueError, match=message):
+        roll_out(algorithm, 0)
+
+
+# What follows is the update.
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def trained_on(algorithm, envs):
+    """Train on environments of two global rollouts; return all metrics and the parameters."""
+    generator, results = torch.Generator().manual_seed(0), []
+    for _ in range(2):
+        obs = [make_obs(N, generator)[envs] for _ in range(T)]
+        dones = (torch.rand(T, N, generator=generator) < 0.2)[:, envs].long()
+        with torch.inference_mode():
+            for step in range(T):
+                algorithm.act(obs[step])
+                algorithm.process_env_step(obs[step], torch.zeros(len(envs)), dones[step], {})
+        metrics = algorithm.update()
+        own = {"held_out", "done_rate", "obs_scale"}
+        results += [v for name, v in metrics.items() if name.partition("/")[0] not in own]
+    return torch.cat((torch.tensor(results), parameters_of(algorithm)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"student": "mlp", "loss_type": "kl"},
+        {"gradient_length": 4, "update_length": 2},
+        {"loss_reduction": "sum", "tail": "drop", "gradient_length": 4},
+        {"imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu()},
+        {"symmetry_cfg": symmetry_cfg(mirror_loss=False)},
+        # The whole buffer in one mini-batch, because a random part would depend on the draws.
+        {"buffer_rollouts": 2, "buffer_share": 100.0},
+    ],
+    ids=str,
+)
+def test_an_update_is_that_of_the_other_environments_alone(options):
+    found = trained_on(make(**options), [*range(N)])
+    expected = trained_on(make(len(TRAINED), held_out_envs=0, **options), TRAINED)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [1e6, math.nan])
+@pytest.mark.parametrize("options", [{}, {"buffer_rollouts": 2}, {"auxiliary": {}}], ids=str)
+def test_nothing_that_held_out_environments_see_moves_a_parameter(options, value):
+    def spoil(step, obs):
+        for group in ("policy", "state"):
+            obs[group][HELD_OUT] = value
+
+    results = []
+    for on_step in (None, spoil):
+        algorithm = make(num_mini_batches=2, num_learning_epochs=2, **options)
+        for seed in range(4):
+            roll_out(algorithm, seed, on_step=on_step)
+            algorithm.update()
+        assert algorithm.metrics["skipped_updates"] == 0.0
+        results.append(everything(algorithm))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_no_buffer_keeps_a_held_out_environment():
+    def mark(step, obs):
+        obs["policy"][:, 0] = torch.arange(N)
+
+    algorithm = make(buffer_rollouts=2, num_mini_batches=2)
+    for seed in range(6):
+        roll_out(algorithm, seed, on_step=mark)
+        algorithm.update()
+    buffer = algorithm.experience.buffer
+    kept = buffer.rollout.obs["policy"][:, buffer.past, 0]
+    assert kept.shape == (T, 2 * len(TRAINED))
+    assert set(kept.flatten().tolist()) == {*map(float, TRAINED)}
+
+
+@pytest.mark.parametrize("options", [{}, {"tail": "drop", "gradient_length": 4}], ids=str)
+def test_held_out_states_continue_as_they_acted(options):
+    algorithm = make(learning_rate=0.1, **options)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        acted = hidden_state.clone(algorithm.student.get_hidden_state())
+        algorithm.update()
+        found = algorithm.student.get_hidden_state()
+        for want, have in zip(as_tensors(acted), as_tensors(found), strict=True):
+            torch.testing.assert_close(have[:, HELD_OUT], want[:, HELD_OUT], **SAME_FLOAT32)
+            assert not torch.allclose(have[:, TRAINED], want[:, TRAINED], atol=1e-3)
+
+
+def test_the_teacher_acts_in_no_held_out_environment():
+    algorithm = make(teacher_action_share=1.0)
+    with torch.inference_mode():
+        actions = algorithm.act(make_obs(N))
+    is_teacher = (actions == algorithm.transition.privileged_actions).all(1)
+    assert is_teacher.nonzero().flatten().tolist() == TRAINED
+
+
+# What follows is the log.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"student": "mlp"},
+        {"buffer_rollouts": 2, "num_mini_batches": 2},
+        {"batch_teacher_labels": True, "gradient_length": 4, "update_length": 2},
+        {"loss_type": [{"loss": absolute_error, "actions": [0, 1]}]},
+        {"imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu()},
+    ],
+    ids=str,
+)
+def test_loss_and_explained_variance_are_those_of_the_policy_that_acted(options):
+    algorithm = make(learning_rate=0.1, num_learning_epochs=2, **options)
+    for parameter in algorithm.teacher.parameters():
+        parameter.data *= 3.0  # labels that vary by more than the student is wrong
+    for seed in range(2):
+        means = []
+
+        def watch(step, obs, means=means):
+            if step:
+                means.append(algorithm.student.output_mean[HELD_OUT].clone())
+
+        roll_out(algorithm, seed, on_step=watch)
+        means = torch.stack([*means, algorithm.student.output_mean[HELD_OUT]])
+        if "batch_teacher_labels" in options:
+            algorithm._labels.complete()
+        labels = algorithm.storage.privileged_actions[:, HELD_OUT].clone()
+        weights = algorithm.storage.observations["state"][:, HELD_OUT, 0].relu().clone()
+        algorithm.update()
+    errors = (means - labels).square()
+    metrics = algorithm.metrics
+    if "loss_type" in options:
+        loss = (means - labels).abs()[..., 0].mean()
+    elif "imitation_weight" in options:
+        loss = (weights * errors.mean(2)).sum() / weights.sum()
+        assert "held_out/explained_variance" not in metrics
+    else:
+        loss = errors.mean()
+    assert metrics["held_out/behavior"] == pytest.approx(float(loss), rel=1e-4)
+    if "held_out/explained_variance" in metrics:
+        share = 1 - errors.mean((0, 1)).sum() / labels.var((0, 1), correction=0).sum()
+        assert metrics["held_out/explained_variance"] == pytest.approx(float(share), abs=1e-4)
+        assert -0.9 < share < 0.9
+        assert metrics["held_out/behavior"] != pytest.approx(metrics["behavior"], rel=1e-3)
+
+
+def live(algorithm, rewards, ends):
+    """Live through rollouts of 2 steps; return ``held_out/return`` after each, or None.
+
+    Args:
+        algorithm: The algorithm, of 4 environments of which 1 and 3 are held out.
+        rewards: Rewards of the two at each step.
+        ends: Whether episodes of the two end at each step.
+    """
+    found = []
+    for step, (own, ended) in enumerate(zip(rewards, ends, strict=True)):
+        with torch.inference_mode():
+            algorithm.act(obs := make_obs(4))
+            given = torch.tensor([100.0, own[0], 100.0, own[1]])
+            dones = torch.tensor([1, ended[0], 0, ended[1]])
+            algorithm.process_env_step(obs, given, dones, {})
+        if step % 2:
+            algorithm.update()
+            found.append(algorithm.metrics.get("held_out/return"))
+    return found
+
+
+REWARDS = [(1, 10), (2, 20), (3, 30), (4, 40), (5, 50), (6, 60), (7, 70), (8, 80), (9, 90), (1, 2)]
+ENDS = [(1, 0), (0, 0), (0, 1), (1, 0), (1, 0), (0, 0), (0, 1), (0, 0), (1, 0), (0, 0)]
+
+
+def test_returns_by_hand():
+    """Of the first one 2 + 3 + 4, then 5, then 6 + 7 + 8 + 9; of the second one 40 + ... + 70."""
+    algorithm = make(4, 2, gradient_length=2)
+    expected = [None, None, None, (5 + 220) / 2, (30 + 220) / 2]
+    assert live(algorithm, REWARDS, ENDS) == expected
+    assert algorithm.held_out.mean_return == expected[-1]
+
+
+def test_returns_continue_after_a_resume_or_begin_anew():
+    first = make(4, 2, gradient_length=2)
+    live(first, REWARDS[:4], ENDS[:4])
+    states = [first.held_out.running_state(), {}]
+    found = []
+    for state in states:
+        second = make(4, 2, gradient_length=2)
+        second.held_out.resume(state)
+        found.append(live(second, REWARDS[4:], ENDS[4:]))
+    assert found == [[None, (5 + 220) / 2, (30 + 220) / 2], [None, None, None]]
+
+
+def test_an_undone_update_leaves_returns_to_continue():
+    algorithm = make(4, 2, gradient_length=2)
+    live(algorithm, REWARDS[:2], ENDS[:2])
+    algorithm.student.get_parameter("mlp.0.bias").data[0] = torch.nan  # undoes the next update
+    with pytest.warns(UserWarning, match="An update"):
+        live(algorithm, REWARDS[2:4], ENDS[2:4])
+    algorithm.student.get_parameter("mlp.0.bias").data[0] = 0.0
+    assert live(algorithm, REWARDS[4:], ENDS[4:]) == [None, (5 + 220) / 2, (30 + 220) / 2]
+
+
+# What follows is several ranks.
+
+
+def fill(algorithm, first, last):
+    """Live through a rollout of environments [first, last) of a global one."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.inference_mode():
+        for _ in range(T):
+            obs = make_obs(N, generator)[first:last]
+            rewards, ended = torch.rand(2, N, generator=generator)[:, first:last]
+            algorithm.act(obs)
+            algorithm.process_env_step(obs, rewards, (ended < 0.5).long(), {})
+
+
+def results_of(first, last, **options):
+    algorithm = make(last - first, held_out_envs=(last - first) // 4, **options)
+    for _ in range(2):
+        fill(algorithm, first, last)
+        algorithm.update()
+    names = ("behavior", "explained_variance", "return")
+    own = [algorithm.metrics.get(f"held_out/{name}", math.nan) for name in names]
+    return torch.cat((parameters_of(algorithm), torch.tensor(own)))
+
+
+OPTIONS = ({}, {"symmetry_cfg": symmetry_cfg(mirror_loss=False)}, {"student": "mlp"})
+
+
+def run_rank(rank, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": 2}
+    first = rank * N // 2
+    results = [results_of(first, first + N // 2, multi_gpu_cfg=cfg, **each) for each in OPTIONS]
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_train_and_log_as_one_process(tmp_path):
+    run_ranks(run_rank, (str(tmp_path),), 2)
+    expected = [results_of(0, N, **options) for options in OPTIONS]
+    assert all(result.isfinite().all() for result in expected)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank{rank}.pt")
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
