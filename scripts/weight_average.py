@@ -31,6 +31,7 @@ from rsl_tbptt_tasks.memory import PulseEnv, RecallEnv
 TASKS = Path(__file__).with_name("weight_average.yaml")
 DECAYS = (4, 8, 16)
 SHARES = (0.25, 0.5, 1.0)
+NEWEST, DEFAULTS = "newest", "defaults"
 EVALUATION_SEED = 9000
 TEACHER_SEED = 7
 
@@ -46,38 +47,48 @@ def pulse(num_envs: int, seed: int, device: str) -> PulseEnv:
 
 
 class Averages:
-    """The newest weights of a model, and their averages over updates."""
+    """The newest weights of a model in training, and their averages over updates."""
 
-    def __init__(self, model: Any, *, acts: str) -> None:
-        """Take the model, and the name of the weights that act in the rollouts."""
+    def __init__(self, algorithm: Any, model: Any, *, acts: str) -> None:
+        """Take the algorithm and the model that it trains.
+
+        Args:
+            algorithm: The algorithm; its ``update`` is replaced, unless it averages itself.
+            model: The model.
+            acts: Name of the weights that act in the rollouts; ``DEFAULTS`` leaves all as it is.
+        """
         self._model, self._acts, self._num = model, acts, 0
-        names = ("newest", *(f"k = {k}" for k in DECAYS))
-        self.weights = {name: copy.deepcopy(model.state_dict()) for name in names}
-        """Weights by name."""
+        names = (NEWEST, *(f"k = {k}" for k in DECAYS)) if acts != DEFAULTS else ()
+        self._weights = {name: copy.deepcopy(model.state_dict()) for name in names}
+        if names:
+            self._update, algorithm.update = algorithm.update, self._update_and_average
 
-    def put_newest(self) -> None:
-        """Put the newest weights into the model, before an update."""
-        self._model.load_state_dict(self.weights["newest"])
-
-    def add(self) -> None:
-        """Add the newest weights after an update; normalisers are not averaged."""
-        self._num += 1
-        newest, parameters = copy.deepcopy(self._model.state_dict()), self._model.named_parameters()
-        averaged = dict(parameters)
+    def _update_and_average(self) -> Any:
+        self._model.load_state_dict(self._weights[NEWEST])
+        metrics, self._num = self._update(), self._num + 1
+        newest, averaged = (
+            copy.deepcopy(self._model.state_dict()),
+            dict(self._model.named_parameters()),
+        )
         for k in DECAYS:
             share = (k + 1) / (self._num + k)
-            for name, value in self.weights[f"k = {k}"].items():
+            for name, value in self._weights[f"k = {k}"].items():
                 value.lerp_(newest[name], share if name in averaged else 1.0)
-        self.weights["newest"] = newest
-        self._model.load_state_dict(self.weights[self._acts])
+        self._weights[NEWEST] = newest
+        self._model.load_state_dict(self._weights[self._acts])
+        return metrics
+
+    def copies(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return copies of all weights by name."""
+        return copy.deepcopy(self._weights or {DEFAULTS: self._model.state_dict()})
 
 
 class Study:
     """The trainings of a task in one simulation."""
 
-    def __init__(self, task: dict[str, Any], env: Any) -> None:
-        """Take the entry of the task and its environments."""
-        self.task, self.env = task, env
+    def __init__(self, name: str, task: dict[str, Any], env: Any) -> None:
+        """Take the entry of the task, its name there, and its environments."""
+        self.name, self.task, self.env = name, task, env
         self.platform = load_platform(task["platform"])
 
     def runner(self, agent: Any, seed: int, changes: dict[str, Any]) -> Any:
@@ -90,6 +101,7 @@ class Study:
         else:
             trained, cfg = Trained(name, ""), copy.deepcopy({**agent, "save_interval": 10**6})
         cfg["algorithm"] |= changes
+        cfg["max_iterations"] = self.task["iterations"]
         self.platform.restart(self.env, seed)
         return self.platform.make_runner(trained, self.env, cfg, "cpu")
 
@@ -105,25 +117,18 @@ class Study:
 
     def train(
         self, seed: int, acts: str, changes: dict[str, Any], teacher: dict[str, Any] | None
-    ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
-        """Train a policy; return its weights by iteration."""
-        total = self.task["iterations"]
+    ) -> dict[int, dict[str, Any]]:
+        """Train a policy; return what is to be evaluated, and the held-out return, by iteration."""
+        total, kept = self.task["iterations"], {}
         runner = self._with_teacher(self.runner(self.task["student"], seed, changes), teacher)
-        averages, kept = Averages(runner.alg.get_policy(), acts=acts), {}
-        update = runner.alg.update
-
-        def update_and_average() -> Any:
-            averages.put_newest()
-            metrics = update()
-            averages.add()
-            return metrics
-
-        runner.alg.update = update_and_average
+        self.model = runner.alg.get_policy()
+        averages = Averages(runner.alg, self.model, acts=acts)
+        stops = [*(round(share * total) for share in SHARES), *self.task.get("also_after", [])]
         for iteration in range(1, total + 1):
             runner.learn(1, init_at_random_ep_len=iteration == 1)
-            if iteration in [round(share * total) for share in SHARES]:
-                kept[iteration] = copy.deepcopy(averages.weights)
-        self.model = runner.get_inference_policy()
+            if iteration in stops:
+                held_out = getattr(runner.alg, "metrics", {}).get("held_out/return")
+                kept[iteration] = {"weights": averages.copies(), "held_out": held_out}
         return kept
 
     def _with_teacher(self, runner: Any, teacher: dict[str, Any] | None) -> Any:
@@ -143,28 +148,31 @@ class Study:
 
     def lines(self, args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
         """Yield the results of all trainings that are not done."""
-        teacher, distils = self.teacher(args.teacher), "ppo" not in args.task
+        teacher, distils = self.teacher(args.teacher), "ppo" not in self.name
         if teacher is not None and "teacher" not in done:
             runner = self._with_teacher(self.runner(self.task["student"], 0, {}), teacher)
             yield {"training": "teacher", "return": self.evaluate(teacher, runner.alg.teacher)}
-        for seed, acts, rate in product(
-            args.seeds, self.task.get("acts", ["newest"]), ["constant", "linear"][: 1 + distils]
-        ):
+        rates = ("constant", "linear")[: 1 + distils]
+        variants = [*product(self.task.get("acts", [NEWEST]), rates), *[(DEFAULTS, "-")][:distils]]
+        for seed, (acts, rate) in product(args.seeds, variants):
             if (training := f"{seed}, {acts} acts, {rate} rate") in done:
                 continue
-            changes: dict[str, Any] = {"weight_average": False} if distils else {}
-            if distils:
-                is_linear = rate == "linear"
-                changes["learning_rate_updates"] = self.task["iterations"] if is_linear else None
-            kept = self.train(seed, acts, changes, teacher)
-            returns = {
-                iteration: {name: self.evaluate(w, self.model) for name, w in each.items()}
-                for iteration, each in kept.items()
-            }
+            kept = self.train(seed, acts, self._changes(acts, rate), teacher)
             yield {
-                **{"training": training, "seed": seed, "acts": acts, "rate": rate},
-                "returns": returns,
+                **{"training": training, "acts": acts, "rate": rate},
+                "held_out": {iteration: each["held_out"] for iteration, each in kept.items()},
+                "returns": {
+                    iteration: {n: self.evaluate(w, self.model) for n, w in each["weights"].items()}
+                    for iteration, each in kept.items()
+                },
             }
+
+    def _changes(self, acts: str, rate: str) -> dict[str, Any]:
+        """Return the options of a distillation that makes the average here, or its defaults."""
+        if acts == DEFAULTS or "ppo" in self.name:
+            return {}
+        updates = self.task["iterations"] if rate == "linear" else None
+        return {"weight_average": False, "held_out_envs": 0, "learning_rate_updates": updates}
 
 
 def main() -> None:
@@ -196,7 +204,7 @@ def main() -> None:
         file.open("a") as out,
         contextlib.redirect_stdout(io.StringIO()),  # the runners' logs
     ):
-        for line in Study(task, env).lines(args, {each["training"] for each in found}):
+        for line in Study(args.task, task, env).lines(args, {each["training"] for each in found}):
             print(json.dumps(line), file=out, flush=True)
 
 
@@ -208,7 +216,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     for line in lines:
         for iteration, returns in line.get("returns", {}).items():
             for name, value in returns.items():
-                if line["acts"] in ("newest", name):
+                if line["acts"] in (NEWEST, name):
                     values[line["acts"], line["rate"], name][int(iteration)].append(value)
     iterations = sorted({each for row in values.values() for each in row})
     rows = [
