@@ -49,7 +49,10 @@ def test_environments_are_evenly_spaced():
     ("options", "message"),
     [
         ({"held_out_envs": 8}, "held_out_envs is 8, expected less than num_envs, 8"),
-        ({"num_micro_batches": 7}, "num_micro_batches is 7 and held_out_envs is 2, expected at mo"),
+        (
+            {"num_micro_batches": 7},
+            "num_micro_batches is 7 and held_out_envs is 2, expected at most 6",
+        ),
     ],
 )
 def test_some_environments_have_to_train(options, message):
