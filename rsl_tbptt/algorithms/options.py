@@ -476,7 +476,7 @@ class DistillationOptions(Options):
             )
         num_trained = num_envs - self.num_held_out(num_envs)
         if self.num_micro_batches > num_trained and num_trained < num_envs:
-            expected = f"at most {num_trained} together, all but the held-out ones of num_envs"
+            expected = f"at most {num_trained} micro-batches, one per environment that trains"
             self.refuse("num_micro_batches held_out_envs", expected)
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
         if self.teacher_action_share > 0 and round(self.teacher_action_share * num_trained) == 0:

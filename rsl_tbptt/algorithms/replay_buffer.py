@@ -451,9 +451,10 @@ class ReplayBuffer:
                 them would not have been found.
             envs: The environments that compete. Shape: (M,).
         """
-        num = min(len(envs), self.capacity)
-        keys, order = torch.rand(len(envs), dtype=torch.float64, device=self._keys.device).sort()
-        keys, num_all, envs = keys[:num], len(envs), envs[order[:num]]
+        num_all, device = len(envs), self._keys.device
+        num = min(num_all, self.capacity)
+        keys, order = torch.rand(num_all, dtype=torch.float64, device=device).sort()
+        keys, envs = keys[:num], envs[order[:num]]
         worst, places = self._keys.topk(num)
         enters = keys < worst.clamp(max=self._key_limit)
         num_entered = num_all if self._key_limit == 1.0 else int(enters.sum())

@@ -163,7 +163,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
     if case.algorithm == "distillation" or library == "rsl_tbptt":
         own["gradient_length"] = case.gradient_length
     if library == "rsl_tbptt":
-        alone = {"num_mini_batches": 1, "buffer_rollouts": 0}
+        alone = {"num_mini_batches": 1, "buffer_rollouts": 0, "held_out_envs": 0}
         own |= {**(alone if case.algorithm == "distillation" else {}), **case.options}
     roles = TRAINED[case.algorithm] + (("teacher",) if case.algorithm == "distillation" else ())
     models = [case.model(role, library, obs).to(case.device) for role in roles]

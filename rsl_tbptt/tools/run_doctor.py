@@ -187,8 +187,9 @@ def find_gap(curves: Curves) -> list[str]:
     return [
         f"{TRAINED_RETURN} is {trained:.4g} and {HELD_OUT_RETURN} {held_out:.4g} (its standard"
         f" error is {error:.2g}), expected the same: updates fit the very episodes that go on, so"
-        " the policy that is saved is worse than the first number says. Lower learning_rate, or"
-        " set learning_rate_updates to the number of updates; rsl-tbptt evaluate measures it."
+        " on fresh ones the policy is worse than the first number says. Leave weight_average and"
+        " learning_rate_updates at their defaults, or lower learning_rate; rsl-tbptt evaluate"
+        " measures the policy."
     ]
 
 
