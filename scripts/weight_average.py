@@ -154,6 +154,7 @@ class Study:
             yield {"training": "teacher", "return": self.evaluate(teacher, runner.alg.teacher)}
         rates = ("constant", "linear")[: 1 + distils]
         variants = [*product(self.task.get("acts", [NEWEST]), rates), *[(DEFAULTS, "-")][:distils]]
+        variants = [each for each in variants if args.acts in (None, each[0])]
         for seed, (acts, rate) in product(args.seeds, variants):
             if (training := f"{seed}, {acts} acts, {rate} rate") in done:
                 continue
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("task", choices=tasks)
     parser.add_argument("--seeds", type=int, nargs="+", default=[51, 52, 53, 54, 55])
     parser.add_argument("--teacher", type=Path, help="checkpoint of PPO in place of a training")
+    parser.add_argument("--acts", help="only trainings in which these weights act")
     parser.add_argument("--out", type=Path, default=Path("weight_average"), help="folder")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     args = parser.parse_args()

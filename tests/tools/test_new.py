@@ -216,7 +216,7 @@ def test_its_student_needs_memory_and_comes_near_its_teacher(returns):
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_student_and_keeps_what_it_learned(trained, returns):
-    path = trained / "logs" / "finetune" / "model_99.pt"
+    path = trained / "logs" / "finetune" / "model_199.pt"
     checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["rsl_tbptt"]["fine_tuning"]["num_updates"] == 100
-    assert returns["finetune"] > 0.98 * returns["student"], returns
+    assert checkpoint["rsl_tbptt"]["fine_tuning"]["num_updates"] == 200
+    assert returns["finetune"] > returns["student"], returns

@@ -32,6 +32,11 @@ def make(num_envs=N, num_steps=T, **options):
     return make_distillation(TbpttDistillation, num_steps, num_envs, **chosen)
 
 
+def names(options):
+    """Return a test's name; functions would differ between processes."""
+    return ", ".join(options) or "defaults"
+
+
 @pytest.mark.parametrize(
     ("given", "num_envs", "number"),
     [(None, 255, 0), (None, 256, 8), (None, 4096, 82), (0, 4096, 0), (3, 16, 3), (9, 1, 0)],
@@ -101,7 +106,7 @@ def trained_on(algorithm, envs):
         # The whole buffer in one mini-batch, because a random part would depend on the draws.
         {"buffer_rollouts": 2, "buffer_share": 100.0},
     ],
-    ids=str,
+    ids=names,
 )
 def test_an_update_is_that_of_the_other_environments_alone(options):
     found = trained_on(make(**options), [*range(N)])
@@ -118,7 +123,7 @@ def test_an_update_is_that_of_the_other_environments_alone(options):
         {"auxiliary": HEADS},
         {"student": "cnn-gru", "buffer_rollouts": 2},
     ],
-    ids=str,
+    ids=names,
 )
 def test_nothing_that_held_out_environments_see_moves_a_parameter(options, value):
     def spoil(step, obs):
@@ -150,7 +155,7 @@ def test_no_buffer_keeps_a_held_out_environment():
     assert set(kept.flatten().tolist()) == {*map(float, TRAINED)}
 
 
-@pytest.mark.parametrize("options", [{}, {"tail": "drop", "gradient_length": 4}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"tail": "drop", "gradient_length": 4}], ids=names)
 def test_held_out_states_continue_as_they_acted(options):
     algorithm = make(learning_rate=0.1, **options)
     for seed in range(2):
@@ -184,7 +189,7 @@ def test_the_teacher_acts_in_no_held_out_environment():
         {"loss_type": [{"loss": absolute_error, "actions": [0, 1]}]},
         {"imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu()},
     ],
-    ids=str,
+    ids=names,
 )
 def test_loss_and_explained_variance_are_those_of_the_policy_that_acted(options):
     algorithm = make(learning_rate=0.1, num_learning_epochs=2, **options)

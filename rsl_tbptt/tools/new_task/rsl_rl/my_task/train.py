@@ -25,6 +25,7 @@ def gaussian(init_std: float) -> dict:
 
 TEACHER = {
     **ROLLOUT,
+    "max_iterations": 40,
     "obs_groups": {"actor": ["privileged"], "critic": ["privileged"]},
     "algorithm": {"class_name": PPO},
     "actor": {**MLP, "distribution_cfg": gaussian(1.0)},
@@ -32,6 +33,7 @@ TEACHER = {
 }
 STUDENT = {
     **ROLLOUT,
+    "max_iterations": 40,
     "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
     "algorithm": {
         "class_name": DISTILLATION,
@@ -43,6 +45,7 @@ STUDENT = {
 }
 RECURRENT = {
     **ROLLOUT,
+    "max_iterations": 100,
     "obs_groups": {"actor": ["policy"], "critic": ["privileged"]},
     "algorithm": {"class_name": PPO, "gradient_length": 24},
     "actor": {**LSTM, "distribution_cfg": gaussian(1.0)},
@@ -50,22 +53,23 @@ RECURRENT = {
 }
 FINETUNE = {
     **RECURRENT,
+    "max_iterations": 200,
     "algorithm": {
         **RECURRENT["algorithm"],
         "schedule": "fixed",
         "learning_rate": 3e-4,
         "entropy_coef": 0.0,
         "student_action_std": 0.2,
-        "critic_warmup_iterations": 20,  # a fresh critic must not spoil the student
+        "critic_warmup_iterations": 40,  # a fresh critic must not spoil the student
     },
 }
 POLICIES = {
-    "teacher": (TEACHER, TbpttOnPolicyRunner, 40),
-    "student": (STUDENT, TbpttDistillationRunner, 40),
-    "recurrent": (RECURRENT, TbpttOnPolicyRunner, 100),
-    "finetune": (FINETUNE, TbpttOnPolicyRunner, 100),
+    "teacher": (TEACHER, TbpttOnPolicyRunner),
+    "student": (STUDENT, TbpttDistillationRunner),
+    "recurrent": (RECURRENT, TbpttOnPolicyRunner),
+    "finetune": (FINETUNE, TbpttOnPolicyRunner),
 }
-"""Config, runner and number of iterations."""
+"""Config and runner."""
 
 
 def main() -> None:
@@ -76,12 +80,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # faster for networks as small as these
-    config, runner_class, num_iterations = POLICIES[args.policy]
+    config, runner_class = POLICIES[args.policy]
     env = MyEnv(num_envs=128, device=args.device)
     runner = runner_class(env, config, log_dir=f"logs/{args.policy}", device=args.device)
     if args.policy == "finetune":
         runner.load("logs/student/latest")
-    runner.learn(num_iterations, init_at_random_ep_len=True)
+    runner.learn(config["max_iterations"], init_at_random_ep_len=True)
 
 
 if __name__ == "__main__":
