@@ -397,9 +397,9 @@ class DistillationOptions(Options):
     """
 
     weight_average: bool = True
-    """Whether the policy that acts and is saved has the average of the trained weights.
+    """Whether the student that is saved has the average of its weights; the newest ones act.
 
-    Later updates weigh more. See docs/reference/distillation.md#weight-average.
+    See docs/reference/distillation.md#weight-average.
     """
 
     max_grad_norm: ClippingNorm = 1.0
