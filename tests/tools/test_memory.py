@@ -200,7 +200,7 @@ def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
     assert episode - 5 <= tail == found["tail"]["observed"]
     assert found["groups"]["a"]["start_steps"] > 1  # one of them moves the action too little
     # No fault and no shorter windows: the task may show a thing once, and what stays is that.
-    assert found["groups"]["a"]["outlier"]["steps"] >= 40
+    assert found["groups"]["a"]["outlier"]["steps"] >= 30
     looked_at = f"model_1.pt: the policy looks back mostly 3 steps, a tail to at least {tail} steps"
     assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
 
