@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -231,7 +232,7 @@ def measure(
     return {
         "length": length_of(torch.tensor(influence)),
         "influence": influence,
-        "tail": max((group["tail"] for group in groups.values()), key=_steps),
+        "tail": max((group["tail"] for group in groups.values()), key=itemgetter("steps")),
         "groups": groups,
         "missed_reset": _stay(_influence(carried), SMALL),
         "after_reset": after_reset,
@@ -256,7 +257,7 @@ def _measure_group(recording: Recording, group: str) -> dict[str, Any]:
         "influence": influence.tolist(),
         "start_steps": longest,
         "start_influence": starts[longest].tolist(),
-        "tail": max(tails[longest], _stay(influence[1:], TAIL), key=_steps),
+        "tail": max(tails[longest], _stay(influence[1:], TAIL), key=itemgetter("steps")),
         **_measure_faults(recording, group, recording.draw(1, num_first)),
     }
 
@@ -310,10 +311,6 @@ def _stay(influence: torch.Tensor, share: float) -> dict[str, int]:
     """Return for how many steps an influence is at least a share, and how many were observed."""
     there = (influence >= share).nonzero()
     return {"steps": 1 + int(there.max()) if len(there) else 0, "observed": len(influence)}
-
-
-def _steps(stay: dict[str, int]) -> int:
-    return stay["steps"]
 
 
 def _units(states: list[torch.Tensor]) -> dict[str, Any]:
