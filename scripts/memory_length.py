@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Measure the memory of policies whose memory is known, and print a table as Markdown.
 
-Students learn to name a cue some steps after it was shown, and are measured as `rsl-tbptt memory`
-does. Others cannot remember, or have a fault that is planted after training.
+Students learn to name a cue some steps after it was shown, or to reach a target that was shown at
+the start, and are measured as `rsl-tbptt memory` does. Others cannot remember, or have a fault that
+is planted after training.
 """
 
 import argparse
@@ -14,16 +15,23 @@ import warnings
 from typing import Any
 
 import torch
-from rsl_rl.runners import DistillationRunner
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.memory import measure, record
-from rsl_tbptt.tools.memory_findings import judge_memory
+from rsl_tbptt.tools.memory_findings import judge_memory, memory_facts
 from rsl_tbptt_tasks.memory import RecallEnv
+from rsl_tbptt_tasks.memory.pulse import PulseEnv
 
 IDLE_STEPS = 40
 """Steps of an episode after the answer, so that a memory could be longer than the task needs."""
 HIDDEN_DIM = 32
+NEAR = 3
+"""Steps between the second of two cues and the question."""
+CUE_RATE = 0.08
+"""Probability of a cue in each step, where any step may show one."""
+TEACHER_ITERATIONS, STUDENT_ITERATIONS = 200, 200
+"""Iterations of the task with pulses."""
 SHORT = {
     "The memory is not used": "not used",
     "The state survives": "survives a reset",
@@ -36,31 +44,59 @@ SHORT = {
 
 
 class IdleRecall(RecallEnv):
-    """The recall task, whose episodes go on after the answer; the cue may be hidden."""
+    """The recall task, whose episodes go on after the answer.
 
-    def __init__(self, *args: Any, blind: bool = False, **options: Any) -> None:
-        """Set up the episodes; ``blind`` hides the cue from the policy."""
-        super().__init__(*args, **options)
-        self.shown = torch.tensor([0.0 if blind else 1.0, 1.0])
+    Kinds differ in their cues: "blind" hides them; "two" shows a second one 3 steps before the
+    question, and asks for the mean; "any" shows one at any step, and asks for the newest.
+    """
+
+    def __init__(self, num_envs: int, recall_length: int, seed: int, kind: str = "one") -> None:
+        """Set up the episodes."""
+        super().__init__(num_envs, recall_length, seed=seed)
+        self.kind = kind
         self.max_episode_length += IDLE_STEPS
         self.episode_length_buf = torch.arange(self.num_envs) % self.max_episode_length
+        self._near = self._draw_cues() if kind == "two" else 0.0 * self._cue
+        self._age = self.episode_length_buf
+        """Steps since the cue was shown."""
+
+    def reset(self) -> tuple[TensorDict, dict[str, torch.Tensor]]:
+        """Start an episode everywhere; return the start."""
+        self._age = torch.zeros_like(self._age)
+        return super().reset()
 
     def get_observations(self) -> TensorDict:
-        """Return the observations, with the cue hidden if the policy is blind."""
-        obs = super().get_observations()
-        obs["policy"] = obs["policy"] * self.shown
-        return obs
+        """Return the observations, groups "policy" (N, 2) and "privileged" (N, 3)."""
+        asked = self._asked()
+        shown = torch.where(self._age == 0, self._cue, 0.0)
+        answer = self._cue
+        if self.kind == "two":
+            shown = torch.where(self._age == self.recall_length - NEAR, self._near, shown)
+            answer = (self._cue + self._near) / 2
+        policy = torch.stack((shown * (self.kind != "blind"), asked.float()), dim=-1)
+        privileged = torch.cat((policy, (answer * asked)[:, None]), dim=-1)
+        return TensorDict({"policy": policy, "privileged": privileged}, batch_size=[self.num_envs])
 
     def step(
         self, actions: torch.Tensor
     ) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Answer and advance; an episode ends some steps after the answer."""
-        error = (actions.squeeze(-1) - self._cue).abs()
+        error = (actions.squeeze(-1) - self.get_observations()["privileged"][:, 2]).abs()
         rewards = torch.where(self._asked(), (1.0 - error).clamp(min=-1.0), 0.0)
         ended = self.episode_length_buf + 1 == self.max_episode_length
         self.episode_length_buf = torch.where(ended, 0, self.episode_length_buf + 1)
-        self._cue = torch.where(ended, self._draw_cues(), self._cue)
+        shows = ended
+        if self.kind == "any":
+            chances = torch.rand(self.num_envs, generator=self._generator)
+            shows = ended | (chances < CUE_RATE)
+        self._age = torch.where(shows, 0, self._age + 1)
+        self._cue = torch.where(shows, self._draw_cues(), self._cue)
+        if self.kind == "two":
+            self._near = torch.where(shows, self._draw_cues(), self._near)
         return self.get_observations(), rewards, ended.long(), {}
+
+    def _asked(self) -> torch.Tensor:
+        return self._age == self.recall_length
 
 
 class Faulty:
@@ -98,47 +134,88 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[41, 42, 43, 44, 45])
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Loss/")  # the blind ones learn nothing
-    heads = ("policy", "cue", "reward per answer", "looks back", "wrong", "missed reset stays")
+    heads = ("policy", "cue", "reward", "looks back", "wrong", "missed reset stays")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
-    rows = [("LSTM", length) for length in args.recall_lengths]
-    for kind, length in (*rows, ("MLP", 8), ("blind LSTM", 8)):
-        policies = [train(kind, length, args.iterations, seed) for seed in args.seeds]
-        print(row(kind, length, policies, args.seeds), flush=True)
-        for fault in ("never reset", "latch") if (kind, length) == ("LSTM", 8) else ():
+    lengths = [("LSTM", "one", length) for length in args.recall_lengths]
+    others = [("LSTM", "two", 20), ("LSTM", "any", 8), ("MLP", "one", 8), ("LSTM", "blind", 8)]
+    for model, kind, length in lengths + others:
+        # A cue at any step has to be overwritten by the next, which takes longer to learn.
+        iterations = (3 if kind == "any" else 1) * args.iterations
+        policies = [train(model, kind, length, iterations, seed) for seed in args.seeds]
+        named = model if kind == "one" else f"{model}, {kind}"
+        print(row(named, kind, length, policies, args.seeds), flush=True)
+        for fault in ("never reset", "latch") if named == "LSTM" and length == 8 else ():
             faulty = [Faulty(policy, fault) for policy in policies]
-            print(row(f"LSTM, {fault}", length, faulty, args.seeds), flush=True)
+            print(row(f"LSTM, {fault}", kind, length, faulty, args.seeds), flush=True)
+    students = train_for_pulses(args.seeds)
+    print(row("LSTM, pulses", "pulse", 115, students, args.seeds), flush=True)
     print(f"\n{time.process_time():.0f} s of processor time")
 
 
-def train(kind: str, recall_length: int, iterations: int, seed: int) -> Any:
+def train(model: str, kind: str, recall_length: int, iterations: int, seed: int) -> Any:
     """Distil a student from the right answers; return it."""
-    memory = {"rnn_type": "lstm", "rnn_hidden_dim": HIDDEN_DIM} if "LSTM" in kind else {}
-    cfg = {
-        "num_steps_per_env": 2 * (recall_length + 1),
-        "save_interval": 1000,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-            "gradient_length": recall_length + 1,
-            "learning_rate": 4e-3,
-        },
-        "student": {
-            "class_name": "RNNModel" if memory else "MLPModel",
-            "hidden_dims": [32],
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
-            **memory,
-        },
-        "teacher": {"class_name": "scripts.what_matters:PerfectTeacher"},
-    }
+    cfg = config(32, HIDDEN_DIM if model == "LSTM" else 0, 2 * (recall_length + 1))
+    cfg["algorithm"] |= {"gradient_length": recall_length + 1, "learning_rate": 4e-3}
+    cfg["algorithm"]["learning_rate_updates"] = iterations  # falls to 0
+    cfg["teacher"] = {"class_name": "scripts.what_matters:PerfectTeacher"}
     torch.manual_seed(seed)
-    env = IdleRecall(128, recall_length, seed=seed, blind="blind" in kind)
+    env = IdleRecall(128, recall_length, seed, kind)
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
         runner: Any = DistillationRunner(env, cfg, log_dir=None)
         runner.alg.teacher_loaded = True
-        if memory:
+        if model == "LSTM":
             keep_for(runner.alg.student.rnn.rnn, 2 * recall_length)
         runner.learn(iterations)
     return runner.get_inference_policy()
+
+
+def config(width: int, rnn_hidden_dim: int, num_steps_per_env: int) -> dict[str, Any]:
+    """Return a config of distillation without a teacher; 0 units are no memory."""
+    memory = {"rnn_type": "lstm", "rnn_hidden_dim": rnn_hidden_dim} if rnn_hidden_dim else {}
+    return {
+        "num_steps_per_env": num_steps_per_env,
+        "save_interval": 1000,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation"},
+        "student": {
+            "class_name": "RNNModel" if memory else "MLPModel",
+            "hidden_dims": [width],
+            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
+            **memory,
+        },
+    }
+
+
+def train_for_pulses(seeds: list[int]) -> list[Any]:
+    """Train a teacher with PPO, distil a student for each seed, and return the students."""
+    mlp = {
+        "class_name": "MLPModel",
+        "hidden_dims": [64, 64],
+        "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.5},
+    }
+    cfg = {
+        "num_steps_per_env": 32,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["privileged"], "critic": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO", "gamma": 0.98},
+        "actor": mlp,
+        "critic": {"class_name": "MLPModel", "hidden_dims": [64, 64]},
+    }
+    cfg["algorithm"] |= {"learning_rate": 1e-3, "entropy_coef": 0.0}
+    torch.manual_seed(seeds[0])
+    students = []
+    with contextlib.redirect_stdout(io.StringIO()):
+        teacher: Any = OnPolicyRunner(PulseEnv(256, seed=seeds[0]), cfg, log_dir=None)
+        teacher.learn(TEACHER_ITERATIONS)
+        for seed in seeds:
+            torch.manual_seed(seed)
+            student_cfg = config(64, 64, 32) | {"teacher": mlp}
+            student_cfg["algorithm"]["learning_rate_updates"] = STUDENT_ITERATIONS
+            runner: Any = DistillationRunner(PulseEnv(256, seed=seed), student_cfg, log_dir=None)
+            runner.alg.load(teacher.alg.save(), None, strict=True)
+            runner.learn(STUDENT_ITERATIONS)
+            students.append(runner.get_inference_policy())
+    return students
 
 
 def keep_for(lstm: Any, steps: int) -> None:
@@ -154,37 +231,46 @@ def keep_for(lstm: Any, steps: int) -> None:
     lstm.bias_ih_l0.data[HIDDEN_DIM : 2 * HIDDEN_DIM] = bias
 
 
-def row(kind: str, recall_length: int, policies: list[Any], seeds: list[int]) -> str:
+def row(name: str, kind: str, length: int, policies: list[Any], seeds: list[int]) -> str:
     """Measure policies; return a row of the table, with a value for each seed."""
     rewards, lengths, stays, wrong = [], [], [], []
     for policy, seed in zip(policies, seeds, strict=True):
-        env = IdleRecall(64, recall_length, seed=1000 + seed, blind="blind" in kind)
+        env = task(kind, 64, length, 1000 + seed)
         found = measure(policy, *record(env, policy, env.reset()[0], 300))
-        known = {"checkpoint": kind, "step_seconds": None, "gradient_length": recall_length + 1}
-        looked_at, findings = judge_memory(found | known)
+        # The students of the pulses were trained with the default of 15 steps.
+        gradient = 15 if kind == "pulse" else length + 1
+        found |= {"checkpoint": name, "step_seconds": None, "gradient_length": gradient}
+        looked_at, findings = judge_memory(found)
         names = [next(n for s, n in SHORT.items() if text.startswith(s)) for text in findings]
         wrong.append(", ".join(names) or ("no memory" if "no memory" in looked_at else "-"))
-        lengths.append(found["length"])
+        lengths.append(memory_facts(found)["looks back"].replace(" steps", ""))
         stays.append(found["missed_reset"]["steps"])
-        rewards.append(reward_per_answer(policy, recall_length, seed, "blind" in kind))
+        rewards.append(mean_reward(policy, task(kind, 128, length, 2000 + seed)))
     verdicts = "; ".join(f"{wrong.count(n)} of {len(wrong)}: {n}" for n in dict.fromkeys(wrong))
     reward = f"{math.fsum(rewards) / len(rewards):.2f}, least {min(rewards):.2f}"
-    per_seed = (" ".join(map(str, values)) for values in (lengths, stays))
-    cells = (kind, str(recall_length), reward, next(per_seed), verdicts, next(per_seed))
-    return f"| {' | '.join(cells)} |"
+    missed = " ".join(map(str, stays))
+    return f"| {name} | {length} | {reward} | {'; '.join(lengths)} | {verdicts} | {missed} |"
+
+
+def task(kind: str, num_envs: int, length: int, seed: int) -> Any:
+    """Return the task of a kind."""
+    if kind == "pulse":
+        return PulseEnv(num_envs, seed=seed)
+    return IdleRecall(num_envs, length, seed, kind)
 
 
 @torch.inference_mode()
-def reward_per_answer(policy: Any, recall_length: int, seed: int, blind: bool) -> float:
-    """Return a policy's mean reward per answer, over two episodes each of 128 environments."""
-    env = IdleRecall(128, recall_length, seed=2000 + seed, blind=blind)
-    obs, total = env.reset()[0], 0.0
+def mean_reward(policy: Any, env: Any) -> float:
+    """Return a policy's mean reward per answer, or per episode of the pulses, over two episodes."""
+    obs, total, answers = env.reset()[0], 0.0, 0
     policy.reset()
     for _ in range(2 * env.max_episode_length):
+        asked = env._asked().sum() if isinstance(env, IdleRecall) else env.episode_length_buf == 0
+        answers += int(asked.sum())
         obs, rewards, dones, _ = env.step(policy(obs))
         policy.reset(dones)
         total += rewards.sum().item()
-    return total / (2 * env.num_envs)
+    return total / answers
 
 
 if __name__ == "__main__":

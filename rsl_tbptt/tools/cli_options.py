@@ -144,7 +144,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "memory --num-envs": _option("number of environments (default: 64)", type=int, default=64),
     "memory --steps": _option(
-        "steps of the rollout, twice the longest lag (default: 300)", type=int, default=300
+        "steps of the rollout, above the longest lag (default: 300)", type=int, default=300
     ),
     "--image": _option(
         "size of an image group; repeatable", type=image_size, metavar="GROUP=CxHxW", **_REPEATED

@@ -1,18 +1,23 @@
 """Measure what the memory of a policy holds: ``rsl-tbptt memory``.
 
 A rollout of the policy in its task is recorded. Everything else replays the recorded observations
-without the simulator: once as they are, and again with one of them changed. Both replays are exact,
-so whatever differs between their actions comes through the memory::
+without the simulator: once as they are, and again with some of them changed. Replays are exact, so
+whatever differs between their actions comes through the memory::
 
     step          0   1   2   3   4   5
     changed               x                 one observation group, in one step
     lag                   0   1   2   3     influence(lag): how much the action differs
+
+    changed       x   x   x                 the same, in an episode's first steps together
+    lag                   0   1   2   3
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,8 +30,16 @@ from rsl_tbptt.tools.evaluate import SEED, Acting, started
 from rsl_tbptt.tools.memory_findings import NEGLIGIBLE, SMALL
 from rsl_tbptt.tools.progress import Progress, track
 
-SHARE = 0.1
-"""The memory ends at the last lag whose influence is this share of the largest one of the past."""
+MOSTLY = 0.1
+"""A policy looks back mostly to the last lag with this share of the past's largest influence."""
+TAIL = 0.15
+"""The tail ends at the last lag that moves the action by this share of its standard deviation.
+
+That is 2 % of its variance. What good students of short memories fail to forget stays below 0.1; 8
+samples tell 0.1 from it, as the relative error of their root mean square is about a quarter.
+"""
+STARTS = (1, 2, 5, 10)
+"""Numbers of an episode's first steps that are changed together: they may show a thing once."""
 FLATTEST = 1e-4
 """Least standard deviation of actions that differences are compared with."""
 REPLAYS = 16
@@ -65,23 +78,27 @@ class Change:
 class Recording:
     """A policy and a rollout that it can replay."""
 
-    def __init__(self, policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor) -> None:
-        """Take the observations of T steps of N environments.
-
-        Args:
-            policy: The policy.
-            obs: Observations, batch size (T, N).
-            episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
-        """
+    def __init__(
+        self, policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int
+    ) -> None:
+        """Take the observations of T steps of N environments; see :func:`measure`."""
         self.policy, self.obs, self.starts = policy, obs, episode_starts
         self.num_steps, self.num_envs = episode_starts.shape
-        self.max_lag = self.num_steps // 2
+        self.envs = torch.arange(self.num_envs, device=episode_starts.device)
+        self.generator = torch.Generator().manual_seed(seed)
         self.episodes = episode_starts.cumsum(0)
+        self.after_reset = 0.0
+        """Largest change of an action in an episode after the changed one, so far."""
         self.states: list[torch.Tensor] = []
         self.actions = self.replay(note=self.states)
         # One number for all actions: an action that hardly moves would have a ratio of noise.
         spread = self.actions.flatten(0, 1).var(0).mean().sqrt()
         self.spread = spread.clamp(min=FLATTEST)
+
+    def draw(self, low: int, high: int) -> torch.Tensor:
+        """Draw an integer for each environment. Shape: (N,)."""
+        drawn = torch.randint(low, high, (self.num_envs,), generator=self.generator)
+        return drawn.to(self.starts.device)
 
     def replay(
         self,
@@ -122,31 +139,38 @@ class Recording:
             {change.group: torch.where(where, change.values(step), old)}
         )
 
-    def differences(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return the mean square of the actions' changes, in their variances. Shape: (T, N)."""
-        return (actions - self.actions).square().mean(-1) / self.spread.square()
-
-    def by_lag(self, squares: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Sum differences over environments by the steps since the change.
+    def by_lag(self, actions: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Sum the actions' mean square changes, in their variances, by the steps since the change.
 
         Args:
-            squares: Result of :meth:`differences`.
+            actions: Actions of a replay. Shape: (T, N, A).
             last: Last changed step of each environment. Shape: (N,).
 
         Returns:
-            Sums over the environments that are still in the same episode, and their number, by lag,
-            shape (max_lag + 1,) each; and the largest difference in a later episode, shape ().
+            Sums over the environments that are still in the same episode, and their number, by lag.
+            Shape: (2, T).
         """
-        lags = torch.arange(self.max_lag + 1, device=last.device)[:, None]
+        squares = (actions - self.actions).square().mean(-1) / self.spread.square()
+        lags = torch.arange(self.num_steps, device=last.device)[:, None]
         steps = (last + lags).clamp(max=self.num_steps - 1)
         episode = self.episodes.gather(0, last[None])
         same = (last + lags < self.num_steps) & (self.episodes.gather(0, steps) == episode)
+        later = torch.where(self.episodes > episode, squares, 0.0).max().sqrt()
+        self.after_reset = max(self.after_reset, float(later))
         sums = torch.where(same, squares.gather(0, steps), 0.0).sum(1)
-        later = torch.where(self.episodes > episode, squares, 0.0).max()
-        return sums, same.sum(1), later
+        return torch.stack((sums, same.sum(1)))
+
+    def changed(self, change: Change) -> torch.Tensor:
+        """Replay with a change; return its differences as :meth:`by_lag` does."""
+        return self.by_lag(self.replay(change), change.last)
+
+    def exchanged(self, group: str, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Do so with observations of another environment in the same steps."""
+        other = (self.envs + self.draw(1, self.num_envs)) % self.num_envs
+        values = self.obs[group]
+        return self.changed(Change(group, first, last, lambda step: values[step][other]))
 
 
-@torch.inference_mode()
 def _check_enough(num_steps: int, num_envs: int) -> None:
     """Check that a rollout is long and wide enough.
 
@@ -162,6 +186,7 @@ def _check_enough(num_steps: int, num_envs: int) -> None:
         )
 
 
+@torch.inference_mode()
 def measure(
     policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
 ) -> dict[str, Any]:
@@ -179,9 +204,11 @@ def measure(
 
     Returns:
         JSON values: ``groups`` by name, each with its ``influence`` by lag (root mean square of the
-        action's change, as a share of the action's standard deviation), its ``length`` in steps,
-        and the ``steps`` that an ``outlier`` and a ``frozen`` sensor stay in the action, with the
-        lags that were ``observed``; the same ``influence`` and ``length`` of all groups;
+        action's change, as a share of the action's standard deviation) and its ``length`` in steps;
+        the same of an episode's first ``start_steps``, changed together, as ``start_influence``;
+        the ``steps`` to which the ``tail`` of either reaches, and that an ``outlier`` and a
+        ``frozen`` sensor stay in the action, with the lags that were ``observed``; the
+        ``influence``, ``length`` and ``tail`` of all groups;
         ``missed_reset``, the steps that the state of an earlier episode stays in the action;
         ``after_reset``, the largest change of an action in an episode after the changed one; and
         the hidden state's ``units``, how many are ``moving`` (with 1 % of the largest variance) and
@@ -190,68 +217,65 @@ def measure(
     Raises:
         ValueError: If there are too few steps or environments, or an action is not finite.
     """
-    num_steps, num_envs = episode_starts.shape
-    _check_enough(num_steps, num_envs)
-    recording = Recording(policy, obs, episode_starts)
+    _check_enough(*episode_starts.shape)
+    recording = Recording(policy, obs, episode_starts, seed)
     if not recording.actions.isfinite().all():
         raise ValueError("An action is NaN or inf, expected finite numbers.")
-    generator = torch.Generator().manual_seed(seed)
-    groups, later = {}, []
-    for group in track([*obs.keys()], "observation groups"):
-        groups[group], after = _measure_group(recording, str(group), generator)
-        later.append(after)
+    names = track([*obs.keys()], "observation groups")
+    groups = {str(name): _measure_group(recording, str(name)) for name in names}
+    after_reset = recording.after_reset
     recording.replay()  # leaves the states of the last episodes, which are then carried over
-    first = torch.zeros(num_envs, dtype=torch.long, device=episode_starts.device)
-    carried = recording.by_lag(recording.differences(recording.replay(carried=True)), first)
-    total = torch.tensor([found["influence"] for found in groups.values()]).square().sum(0).sqrt()
+    carried = recording.by_lag(recording.replay(carried=True), 0 * recording.envs)
+    # Groups differ in their last lags with enough samples.
+    by_lag = zip(*(group["influence"] for group in groups.values()), strict=False)
+    influence = [math.hypot(*values) for values in by_lag]
     return {
-        "length": length_of(total),
-        "influence": total.tolist(),
+        "length": length_of(torch.tensor(influence)),
+        "influence": influence,
+        "tail": max((group["tail"] for group in groups.values()), key=itemgetter("steps")),
         "groups": groups,
-        "missed_reset": _stay(*carried[:2]),
-        "after_reset": max(later),
+        "missed_reset": _stay(_influence(carried), SMALL),
+        "after_reset": after_reset,
         **_units(recording.states),
     }
 
 
-def _measure_group(
-    recording: Recording, group: str, generator: torch.Generator
-) -> tuple[dict[str, Any], float]:
-    """Return the measurements of a group, and the largest change after a reset."""
-    device, num_envs = recording.starts.device, recording.num_envs
-    values = recording.obs[group]
-
-    def draw(low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high, (num_envs,), generator=generator).to(device)
-
+def _measure_group(recording: Recording, group: str) -> dict[str, Any]:
+    """Return the measurements of a group."""
+    num_envs, num_first = recording.num_envs, recording.num_steps // 2
     # Every step is changed about as often: the one that shows what is remembered may be rare.
-    num_first = recording.num_steps - recording.max_lag
-    order = torch.randperm(REPLAYS * num_envs, generator=generator).to(device)
+    order = torch.randperm(REPLAYS * num_envs, generator=recording.generator)
     firsts = (order * num_first // (REPLAYS * num_envs)).view(REPLAYS, num_envs)
-    samples, later = [], []
-    for first in firsts:
-        other = (torch.arange(num_envs, device=device) + draw(1, num_envs)) % num_envs
-
-        def of_another(step: int, other: torch.Tensor = other) -> torch.Tensor:
-            return values[step][other]
-
-        changed = recording.replay(Change(group, first, first, of_another))
-        sums, counts, after = recording.by_lag(recording.differences(changed), first)
-        samples.append(torch.stack((sums, counts)))
-        later.append(after)
-    influence = _root_mean(*torch.stack(samples).sum(0))
-    found: dict[str, Any] = {"length": length_of(influence), "influence": influence.tolist()}
-    first = draw(1, num_first)
-    broken = {
-        "outlier": (first, _outliers(values, 2.0 * draw(0, 2) - 1.0)),
-        "frozen": (first + FROZEN_STEPS - 1, values[first - 1, torch.arange(num_envs)]),
+    by_lag = [recording.exchanged(group, first, first) for first in firsts.to(recording.envs)]
+    influence = _influence(torch.stack(by_lag).sum(0))
+    zero = 0 * recording.envs
+    starts = {n: _influence(recording.exchanged(group, zero, zero + n - 1)) for n in STARTS}
+    tails = {n: _stay(start[1:], TAIL) for n, start in starts.items()}
+    longest = max(STARTS, key=lambda n: tails[n]["steps"])
+    return {
+        "length": length_of(influence),
+        "influence": influence.tolist(),
+        "start_steps": longest,
+        "start_influence": starts[longest].tolist(),
+        "tail": max(tails[longest], _stay(influence[1:], TAIL), key=itemgetter("steps")),
+        **_measure_faults(recording, group, recording.draw(1, num_first)),
     }
+
+
+def _measure_faults(
+    recording: Recording, group: str, first: torch.Tensor
+) -> dict[str, dict[str, int]]:
+    """Return how long an outlier and a frozen sensor stay in the actions, from a first step on."""
+    values, signs = recording.obs[group], 2.0 * recording.draw(0, 2) - 1.0
+    broken = {
+        "outlier": (first, _outliers(values, signs)),
+        "frozen": (first + FROZEN_STEPS - 1, values[first - 1, recording.envs]),
+    }
+    found = {}
     for name, (last, value) in broken.items():
-        changed = recording.replay(Change(group, first, last, lambda _, value=value: value))
-        sums, counts, after = recording.by_lag(recording.differences(changed), last)
-        found[name] = _stay(sums[1:], counts[1:])
-        later.append(after)
-    return found, float(torch.stack(later).max().sqrt())
+        change = Change(group, first, last, lambda _, value=value: value)
+        found[name] = _stay(_influence(recording.changed(change))[1:], SMALL)
+    return found
 
 
 def _outliers(values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
@@ -265,13 +289,14 @@ def _outliers(values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     return huge.clamp(limits.min, limits.max).to(dtype)
 
 
-def _root_mean(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return root mean squares by lag; 0 where there are too few samples."""
-    return torch.where(counts >= FEWEST_SAMPLES, sums / counts.clamp(min=1), 0.0).sqrt()
+def _influence(by_lag: torch.Tensor) -> torch.Tensor:
+    """Return root mean squares of the lags with enough samples, from sums and counts, (2, T)."""
+    sums, counts = by_lag[:, by_lag[1] >= FEWEST_SAMPLES]  # the first lags: counts never grow
+    return (sums / counts).sqrt()
 
 
 def length_of(influence: torch.Tensor) -> int:
-    """Return the steps that a policy looks back; 0 if no past observation counts.
+    """Return the steps that a policy mostly looks back; 0 if no past observation counts.
 
     Args:
         influence: Influence by lag; lag 0 is the current observation. Shape: (K + 1,).
@@ -279,17 +304,13 @@ def length_of(influence: torch.Tensor) -> int:
     past = influence[1:]
     if not len(past) or past.max() < NEGLIGIBLE:
         return 0
-    return 1 + int((past >= SHARE * past.max()).nonzero().max())
+    return 1 + int((past >= MOSTLY * past.max()).nonzero().max())
 
 
-def _stay(sums: torch.Tensor, counts: torch.Tensor) -> dict[str, int]:
-    """Return for how many steps a difference stays, and how many were observed."""
-    there = (_root_mean(sums, counts) >= SMALL).nonzero()
-    observed = (counts >= FEWEST_SAMPLES).nonzero()
-    return {
-        "steps": 1 + int(there.max()) if len(there) else 0,
-        "observed": 1 + int(observed.max()) if len(observed) else 0,
-    }
+def _stay(influence: torch.Tensor, share: float) -> dict[str, int]:
+    """Return for how many steps an influence is at least a share, and how many were observed."""
+    there = (influence >= share).nonzero()
+    return {"steps": 1 + int(there.max()) if len(there) else 0, "observed": len(influence)}
 
 
 def _units(states: list[torch.Tensor]) -> dict[str, Any]:
@@ -354,7 +375,7 @@ def analyse(
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         num_envs: Number of environments, at least 8.
-        steps: Steps of the rollout, at least 40. Lags are measured up to half of them.
+        steps: Steps of the rollout, at least 40. No lag is longer.
         seed: Seed of the environments.
         options: Task and simulation; see :func:`rsl_tbptt.tools.evaluate.started`.
 

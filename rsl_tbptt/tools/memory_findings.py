@@ -52,10 +52,11 @@ def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
         What the memory holds, and what is wrong with it.
     """
     length, gradient, checkpoint = found["length"], found["gradient_length"], found["checkpoint"]
-    if not (found["units"] or length):
+    furthest = _furthest(found)
+    if not (found["units"] or furthest):
         return f"{checkpoint} has no memory", []
     wrong = [*_faults(found)]
-    if not length:
+    if not furthest:
         wrong.insert(
             0,
             f"The memory is not used, expected an observation to move a later action by"
@@ -72,17 +73,24 @@ def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
             f" looks back: the gradient is cut and the memory reaches further. Try"
             f" {max(2 * gradient, length + 1)}, with num_steps_per_env at least as long."
         )
-    shorter = ": shorter windows would do" if gradient >= MUCH_LONGER * length else ""
+    shorter = ": shorter windows would do" if gradient >= MUCH_LONGER * furthest else ""
     return f"{looked_at} and the gradient {gradient}{shorter}", wrong
 
 
 def steps_of(found: Mapping[str, Any], group: str | None = None) -> str:
     """Return how far a policy looks back, in one group or in all, as text."""
-    length = (found if group is None else found["groups"][group])["length"]
-    least = "at least " if length >= len(found["influence"]) - 1 else ""
+    looked = found if group is None else found["groups"][group]
+    mostly = {"steps": looked["length"], "observed": len(looked["influence"]) - 1}
     seconds = found["step_seconds"]
-    time = f" ({length * seconds:.2g} s)" if length and seconds else ""
-    return f"{least}{length} steps{time}"
+    back = _stays(mostly, seconds)
+    if _furthest(looked) == looked["length"]:
+        return back
+    return f"mostly {back}, a tail to {_stays(looked['tail'], seconds)}"
+
+
+def _furthest(looked: Mapping[str, Any]) -> int:
+    """Return the steps that a policy looks back with its tail, in one group or in all."""
+    return max(looked["length"], looked["tail"]["steps"])
 
 
 def memory_rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -104,9 +112,11 @@ def memory_facts(found: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _stays(stay: Mapping[str, int]) -> str:
-    least = "at least " if stay["steps"] and stay["steps"] >= stay["observed"] else ""
-    return f"{least}{stay['steps']} steps"
+def _stays(stay: Mapping[str, int], seconds: float | None = None) -> str:
+    steps = stay["steps"]
+    least = "at least " if steps and steps >= stay["observed"] else ""
+    time = f" ({steps * seconds:.2g} s)" if steps and seconds else ""
+    return f"{least}{steps} steps{time}"
 
 
 def _faults(found: Mapping[str, Any]) -> Iterator[str]:
@@ -118,20 +128,18 @@ def _faults(found: Mapping[str, Any]) -> Iterator[str]:
             " deviation. Look at the policy's reset()."
         )
     changes = [
-        (text.format(f"'{name}'"), group[kind])
+        (text.format(f"'{name}'"), group[kind], _furthest(group))
         for name, group in found["groups"].items()
         for kind, text in STAYING.items()
     ]
-    for what, stay in (*changes, ("The state of an earlier episode", found["missed_reset"])):
-        # What the task itself has to remember may last as long as the memory.
-        if stay["observed"] >= 3 * found["length"] + 10 and _is_there(stay, found["length"]):
+    reset = ("The state of an earlier episode", found["missed_reset"], _furthest(found))
+    for what, stay, furthest in (*changes, reset):
+        # What the task itself has to remember may last as long as the memory; and a difference may
+        # show only once in so many steps.
+        start_of_end = stay["observed"] - max(furthest, 1)
+        if stay["observed"] >= 3 * furthest + 10 and stay["steps"] > start_of_end:
             yield (
                 f"{what} stays in the actions for {stay['steps']} of {stay['observed']} observed"
                 " steps, expected it to leave: it spoils the rest of the episode. Clip observations"
                 " on the robot, or train with such faults."
             )
-
-
-def _is_there(stay: Mapping[str, int], length: int) -> bool:
-    """Return whether a difference shows at the end; it may show only once in ``length`` steps."""
-    return stay["steps"] > stay["observed"] - max(length, 1)

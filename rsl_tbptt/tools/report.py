@@ -306,17 +306,18 @@ def _render(page: Report, output: Path, videos: dict[Path, str | None]) -> str:
     )
 
 
-def influence_chart(found: Mapping[str, Any], first: int) -> Chart | None:
-    """Lay out how much an observation moves later actions, a line per group.
+def influence_chart(found: Mapping[str, Any], first: int, key: str, what: str) -> Chart | None:
+    """Lay out how much later actions move, a line per group.
 
     Args:
         found: Result of ``rsl-tbptt memory``.
         first: Number of the first group's style.
+        key: ``influence`` or ``start_influence``.
+        what: What is changed, in words.
     """
-    shown = 1 + max(10, 3 * found["length"])  # beyond it all lines are flat
-    lines = [group["influence"][:shown] for group in found["groups"].values()]
+    lines = [group[key] for group in found["groups"].values()]
     return curve_chart(
-        "Change of later actions by one observation, in standard deviations",
+        f"Change of later actions by {what}, in standard deviations",
         {first + number: (range(len(line)), line) for number, line in enumerate(lines)},
         x_label="step",
     )

@@ -105,7 +105,7 @@ def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
     found = json.loads((student.parent / "memory.json").read_text())
     assert (found["task"], found["gradient_length"]) == ("Tbptt-Cartpole-Occluded", 16)
     assert [*found["groups"]] == ["policy"]
-    assert len(found["influence"]) == 31
+    assert 31 <= len(found["influence"]) <= 60
     assert max(found["influence"]) > 0
     assert found["units"] == 64
 

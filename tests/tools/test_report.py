@@ -180,8 +180,10 @@ def memory(length=2, **changes):
     stay = {"steps": 3, "observed": 150}
     group = {"length": length, "influence": [0.5] * (length + 1) + [0.0] * 20}
     group |= {"outlier": stay, "frozen": {"steps": 150, "observed": 150}}
+    tail = {"tail": {"steps": 0, "observed": 150}}
+    group |= tail | {"start_steps": 5, "start_influence": group["influence"]}
     found = {"checkpoint": "model_19.pt", "step_seconds": 0.02, "gradient_length": 16}
-    found |= {"length": length, "influence": group["influence"], "missed_reset": stay}
+    found |= {"length": length, "influence": group["influence"], "missed_reset": stay, **tail}
     found |= {"groups": {"policy": group, "camera": group}, "after_reset": 0.0}
     return found | {"units": 64, "moving": 60, "effective": 5.25} | changes
 
@@ -190,7 +192,8 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
     write_json(run / "memory.json", memory())
     html, text = page_of(run)
     assert_loads_nothing(html)
-    assert 'aria-label="Change of later actions by one observation' in html
+    for changed in ("one observation", "an episode&#39;s first steps"):
+        assert f'aria-label="Change of later actions by {changed}' in html
     assert "camera 2 steps (0.04 s) 3 steps at least 150 steps" in text
     assert "units 64, 60 active; effective dimension 5.2" in text
     assert re.findall(r"</svg>(\w+)</li>", html) == ["policy", "camera"]
@@ -203,7 +206,8 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
 
 
 def test_a_memory_that_cannot_be_read_is_named(run, capsys):
-    for content in ("{", "[]", json.dumps({"length": 3})):
+    older = {key: value for key, value in memory().items() if key != "tail"}
+    for content in ("{", "[]", json.dumps({"length": 3}), json.dumps(older)):
         (run / "memory.json").write_text(content)
         for command in ("doctor", "report"):
             assert main([command, str(run)]) == 1
