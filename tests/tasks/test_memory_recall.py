@@ -62,6 +62,7 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
             "num_learning_epochs": 1,
             "num_mini_batches": 1,
             "buffer_rollouts": 0,
+            "weight_average": False,  # it follows a student that has just begun to learn later
         },
         "student": student,
         "teacher": {"class_name": PerfectTeacher},

@@ -157,11 +157,6 @@ class Targets:
             if head.columns is not None
         }
 
-    @property
-    def networks(self) -> dict[str, nn.Module]:
-        """The heads' networks by the names of their losses."""
-        return {PREFIX + name: head.network for name, head in self._heads.items()}
-
     def observed_groups(self) -> set[str]:
         """Return the observation groups that are targets."""
         return {head.target for head in self._heads.values() if head.teacher_layer is None}
