@@ -35,8 +35,8 @@ MOSTLY = 0.1
 TAIL = 0.15
 """The tail ends at the last lag that moves the action by this share of its standard deviation.
 
-That is 2 % of its variance. What good students of short memories fail to forget stays below 0.1; 8
-samples tell 0.1 from it, as the relative error of their root mean square is about a quarter.
+That is 2 % of its variance. Eight trained students of short memories had less than 0.1 of what they
+did not forget; 8 samples tell that from it, as their root mean square is off by about a quarter.
 """
 STARTS = (1, 2, 5, 10)
 """Numbers of an episode's first steps that are changed together: they may show a thing once."""

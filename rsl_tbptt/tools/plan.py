@@ -253,6 +253,8 @@ def _row(what: Planned, env: RepeatedEnv, device: str) -> Row:
         for group in optimizer.param_groups:
             moments = 2 if "betas" in group else 0
             models += moments * _bytes(group["params"])
+    if getattr(algorithm.options, "weight_average", False):
+        models += 2 * _bytes(algorithm.parameters)  # the newest and the average, which take turns
     return Row(env.num_envs, update, storage, models)
 
 

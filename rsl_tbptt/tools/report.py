@@ -208,8 +208,8 @@ def compare_evaluations(
 
     Returns:
         Findings by ``evaluation``; none without a curve or an evaluation of a numbered checkpoint.
-        The logged returns disagree if all of them are outside the evaluation's interval, on the
-        same side.
+        It is wrong if all of these returns are above the evaluation's interval. Below it they may
+        be: rollouts have action noise, and a student's average acts better than its newest weights.
     """
     tag = HELD_OUT_RETURN if HELD_OUT_RETURN in curves else TRAINED_RETURN
     compared, wrong = [], []
@@ -225,7 +225,7 @@ def compare_evaluations(
             continue
         compared.append(name)
         logged, (low, high) = before[-NUM_COMPARED:], found["confidence_interval"]
-        if min(logged) > high or max(logged) < low:
+        if min(logged) > high:
             wrong.append(
                 f"{tag} is {median(logged):.4g} at {found['checkpoint']}, but {name}.json has"
                 f" {low:.4g} to {high:.4g}: trust the evaluation, a log is none."

@@ -140,7 +140,7 @@ def test_evaluations_of_a_run_are_named_by_what_differs(run):
 
 
 @pytest.mark.parametrize(("held_out", "end"), [(False, 39), (True, 4)])
-def test_evaluations_that_disagree_with_the_curve_are_named(run, held_out, end):
+def test_curves_above_an_evaluation_are_named(run, held_out, end):
     """The curve of all environments rises to 39, that of the held-out ones to 4."""
     tag = "Train/mean_reward"
     if held_out:
@@ -149,12 +149,13 @@ def test_evaluations_that_disagree_with_the_curve_are_named(run, held_out, end):
             for step in range(20, 40):
                 writer.add_scalar(tag, end + 0.01 * (step - 39), step)
     write_evaluation(run / "evaluation.json", end - 0.5, checkpoint="model_39.pt")
+    write_evaluation(run / "evaluation-5.json", end + 50.0, checkpoint="model_39.pt")
     _, text = page_of(run)
-    assert f"evaluation evaluation: {tag}" in text
+    assert f"evaluation evaluation, evaluation-5: {tag}" in text
     assert "trust the evaluation" not in text
-    write_evaluation(run / "evaluation-2.json", end + 20.0, checkpoint="model_39.pt")
-    write_evaluation(run / "evaluation-3.json", 900.0, checkpoint="model_1.pt", held_out=held_out)
-    write_evaluation(run / "evaluation-4.json", 900.0)  # of an unknown checkpoint
+    write_evaluation(run / "evaluation-2.json", end - 20.0, checkpoint="model_39.pt")
+    write_evaluation(run / "evaluation-3.json", -90.0, checkpoint="model_1.pt", held_out=held_out)
+    write_evaluation(run / "evaluation-4.json", -90.0)  # of an unknown checkpoint
     _, text = page_of(run)
     assert re.findall(rf"{tag} is \S+ at (\S+), but (\S+) has", text) == [
         ("model_39.pt", "evaluation-2.json"),
