@@ -82,8 +82,9 @@ class WeightAverage(Extension):
 
     @torch.no_grad()
     def _put_average(self) -> None:
+        # By .data: some releases of rsl_rl log a view of the noise, made in inference mode.
         for name, parameter in self._parameters.items():
-            parameter.copy_(self._average[name])
+            parameter.data.copy_(self._average[name])
         self._acts = False
 
     def broadcast(self) -> None:
