@@ -53,7 +53,7 @@ def test_by_default_the_rate_falls_over_the_runners_iterations(num_updates, shar
         "max_iterations": 4,
         "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
         "algorithm": {"class_name": TbpttDistillation, "learning_rate": RATE, "gradient_length": 3},
-        "student": {"class_name": "MLPModel", "hidden_dims": [4], "distribution_cfg": GAUSSIAN},
+        "student": {"class_name": "MLPModel", "hidden_dims": [4], "distribution_cfg": {**GAUSSIAN}},
         "teacher": {"class_name": PerfectTeacher},
         "save_interval": 100,
     }
