@@ -71,6 +71,7 @@ def test_episodes_continue_from_a_saved_state():
             env.step(torch.ones(16, 2))
     other.load_state_dict(env.state_dict())
     for _ in range(150):
-        (obs, *rest), (expected, *others) = env.step(ZERO[:16]), other.step(ZERO[:16])
+        obs, *rest, _ = env.step(ZERO[:16])
+        expected, *others, _ = other.step(ZERO[:16])
         assert all(torch.equal(obs[group], expected[group]) for group in ("policy", "privileged"))
-        assert all(map(torch.equal, rest[:2], others[:2]))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(rest, others, strict=True))
