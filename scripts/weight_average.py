@@ -66,10 +66,8 @@ class Averages:
     def _update_and_average(self) -> Any:
         self._model.load_state_dict(self._weights[NEWEST])
         metrics, self._num = self._update(), self._num + 1
-        newest, averaged = (
-            copy.deepcopy(self._model.state_dict()),
-            dict(self._model.named_parameters()),
-        )
+        newest = copy.deepcopy(self._model.state_dict())
+        averaged = dict(self._model.named_parameters())
         for k in DECAYS:
             share = (k + 1) / (self._num + k)
             for name, value in self._weights[f"k = {k}"].items():
@@ -117,8 +115,8 @@ class Study:
 
     def train(
         self, seed: int, acts: str, changes: dict[str, Any], teacher: dict[str, Any] | None
-    ) -> dict[int, dict[str, Any]]:
-        """Train a policy; return what is to be evaluated, and the held-out return, by iteration."""
+    ) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+        """Train a policy; return its weights by iteration and name."""
         total, kept = self.task["iterations"], {}
         runner = self._with_teacher(self.runner(self.task["student"], seed, changes), teacher)
         self.model = runner.alg.get_policy()
@@ -127,8 +125,7 @@ class Study:
         for iteration in range(1, total + 1):
             runner.learn(1, init_at_random_ep_len=iteration == 1)
             if iteration in stops:
-                held_out = getattr(runner.alg, "metrics", {}).get("held_out/return")
-                kept[iteration] = {"weights": averages.copies(), "held_out": held_out}
+                kept[iteration] = averages.copies()
         return kept
 
     def _with_teacher(self, runner: Any, teacher: dict[str, Any] | None) -> Any:
@@ -159,14 +156,11 @@ class Study:
             if (training := f"{seed}, {acts} acts, {rate} rate") in done:
                 continue
             kept = self.train(seed, acts, self._changes(acts, rate), teacher)
-            yield {
-                **{"training": training, "acts": acts, "rate": rate},
-                "held_out": {iteration: each["held_out"] for iteration, each in kept.items()},
-                "returns": {
-                    iteration: {n: self.evaluate(w, self.model) for n, w in each["weights"].items()}
-                    for iteration, each in kept.items()
-                },
+            returns = {
+                iteration: {name: self.evaluate(w, self.model) for name, w in each.items()}
+                for iteration, each in kept.items()
             }
+            yield {"training": training, "acts": acts, "rate": rate, "returns": returns}
 
     def _changes(self, acts: str, rate: str) -> dict[str, Any]:
         """Return the options of a distillation that makes the average here, or its defaults."""

@@ -46,6 +46,14 @@ def float64() -> Iterator[None]:
 
 
 @pytest.fixture
+def float64_here() -> Iterator[None]:
+    """Run one test of a module in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the shuffle of rsl_rl and of this package by the order of the rollout."""
     monkeypatch.setattr(

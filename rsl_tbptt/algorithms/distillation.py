@@ -164,13 +164,11 @@ class TbpttDistillation(DistillationRollouts):
         self._dagger = Dagger(options, storage.num_envs, self.held_out.trained)
         self._dagger.num_updates = lambda: self.num_updates
         per_teacher = LossPerTeacher(self._labels.teacher_names)
-        averaged = {"student": student, **self._heads.networks}
-        extensions = (
-            *(self.mirrored, self.sample_weights, self._dagger, per_teacher),
-            *(self._heads, self.held_out),
-            WeightAverage(averaged) if options.weight_average else None,  # loaded after the heads
-        )
-        self.extensions = [extension for extension in extensions if extension]
+        averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
+        self._average = WeightAverage(averaged)
+        of_option = [each for each in (self.mirrored, self.sample_weights) if each]
+        own = self._dagger, per_teacher, self._heads, self.held_out
+        self.extensions = [*of_option, *own, self._average]  # the average is loaded after the heads
         self.experience = Experience(
             student,
             storage,
@@ -183,9 +181,8 @@ class TbpttDistillation(DistillationRollouts):
             self.mirrored,
         )
         """The newest rollout and the replay buffer."""
-        has_weights = weight is not None
-        own = student, loss, options, storage, self.extensions, self.experience
-        self._student = Student(*own, has_weights=has_weights)
+        shared = student, loss, options, storage, self.extensions, self.experience
+        self._student = Student(*shared, has_weights=weight is not None)
         num_steps, device = storage.num_transitions_per_env, storage.dones.device
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._num_trained_of_ranks = ranks.sum_count(len(self.held_out.trained), device)
@@ -301,6 +298,7 @@ class TbpttDistillation(DistillationRollouts):
         if (last := self.last_update) is not None:  # heads follow the rate, and the runner logs it
             share = max(LAST_SHARE, 1.0 - self.num_updates / last)
             set_rate(self.optimizer, self.options.learning_rate * share)
+        self._average.put_newest()  # a checkpoint in the midst of the rollout took the average
         experience = self.experience
         self._rollout, self._start_states = taken = experience.take()
         self._state_after = hidden_state.clone(experience.start_state)

@@ -13,6 +13,7 @@ from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import Dagger, LazyTeacher, StepLabels
+from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
 from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.optimizers import check_optimizer
@@ -48,6 +49,7 @@ class DistillationRollouts(Algorithm, Distillation):
     _labels: StepLabels
     _dagger: Dagger
     _heads: AuxiliaryHeads
+    _average: WeightAverage
     _student: Student
     _raw_student: MLPModel
     _raw_teacher: MLPModel
@@ -200,12 +202,23 @@ class DistillationRollouts(Algorithm, Distillation):
             recorded |= self.mirrored.inputs()
         return Inputs(seen, recorded, weights)
 
+    def train_mode(self) -> None:
+        """Set the models to training, after a rollout that broke off, too."""
+        super().train_mode()
+        self._average.put_average()
+
+    def eval_mode(self) -> None:
+        """Set the models to evaluation; the student is the one that is saved."""
+        super().eval_mode()
+        self._average.put_average()
+
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt".
 
         That part has the number of updates, the models' configs, auxiliary heads and, with
         ``save_buffer``, the replay buffer. rsl_rl ignores that key.
         """
+        self._average.put_average()  # in the midst of a rollout, too
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         own = {"num_updates": self.num_updates, **self._described(models)}
         past = self.experience.past() if self.options.save_buffer else None

@@ -212,16 +212,12 @@ def compare_evaluations(
         be: rollouts have action noise, and a student's average acts better than its newest weights.
     """
     tag = HELD_OUT_RETURN if HELD_OUT_RETURN in curves else TRAINED_RETURN
+    logged_at = [*zip(*curves.get(tag, ((), ())), strict=True)]
     compared, wrong = [], []
     for name, found in sorted(evaluations.items()):
-        numbered = NUMBERED.fullmatch(str(found.get("checkpoint")))
-        iterations, values = curves.get(tag, ((), ()))
-        before = [
-            v
-            for it, v in zip(iterations, values, strict=True)
-            if numbered and it <= int(numbered[1])
-        ]
-        if not before:
+        if not (numbered := NUMBERED.fullmatch(str(found.get("checkpoint")))):
+            continue
+        if not (before := [value for it, value in logged_at if it <= int(numbered[1])]):
             continue
         compared.append(name)
         logged, (low, high) = before[-NUM_COMPARED:], found["confidence_interval"]

@@ -34,13 +34,6 @@ def stepwise(model):
     return run
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def held(obs, periods):
     """Make environment n repeat each frame for ``periods[n]`` steps, starting at any of them."""
     for env, period in enumerate(periods):

@@ -11,6 +11,9 @@ save and export, the model holds the average::
     rollout    update    save, log, export    rollout
     newest     newest    average              newest
 
+A rollout may break off at any time, so saving and playing ask for the average, and an update for
+the newest weights.
+
 References:
     Shamir and Zhang (2013), arXiv 1212.1824: averaging with polynomial decay.
 """
@@ -38,7 +41,7 @@ class WeightAverage(Extension):
         """Take the models.
 
         Args:
-            models: Models and heads by the names that checkpoints use.
+            models: Models and heads by the names that checkpoints use; empty averages nothing.
         """
         self._parameters = {
             f"{role}.{name}": parameter
@@ -48,8 +51,7 @@ class WeightAverage(Extension):
         self.newest: dict[str, torch.Tensor] = {}
         """The newest weights by parameter; empty before the first update."""
         self._average = self._live()
-        self._acts = False
-        """Whether the models hold the newest weights."""
+        self._holds_newest = False
         self.num_updates = 0
         """Updates in the average, t."""
 
@@ -57,41 +59,46 @@ class WeightAverage(Extension):
         """Return copies of the models' parameters."""
         return {name: each.detach().clone() for name, each in self._parameters.items()}
 
-    @torch.no_grad()
-    def begin_rollout(self) -> None:
-        """Put the newest weights into the models, except where somebody has set parameters."""
-        if self._acts:  # an error ended the last rollout in its first step
-            return
-        kept, self._average, self._acts = self._average, self._live(), True
-        for name, newest in self.newest.items():
-            live = self._average[name]
-            self._parameters[name].copy_(torch.where(live == kept[name], newest, live))
+    def _put(self, name: str, weights: torch.Tensor) -> None:
+        # By .data: some releases of rsl_rl log a view of the noise, made in inference mode.
+        self._parameters[name].data.copy_(weights)
 
-    @torch.no_grad()
+    def put_newest(self) -> None:
+        """Put the newest weights into the models, except where somebody has set parameters."""
+        if self._holds_newest:
+            return
+        kept, self._average, self._holds_newest = self._average, self._live(), True
+        for name, newest in self.newest.items():
+            average = self._average[name]
+            self._put(name, torch.where(average == kept[name], newest, average))
+
+    def put_average(self) -> None:
+        """Put the average into the models, if they hold the newest weights."""
+        if self._holds_newest:
+            for name, average in self._average.items():
+                self._put(name, average)
+            self._holds_newest = False
+
+    def begin_rollout(self) -> None:
+        """Let the newest weights act."""
+        self.put_newest()
+
     def advance(self, metrics: dict[str, float]) -> None:
         """Add the newest weights to the average, and put it into the models."""
         self.newest, self.num_updates = self._live(), self.num_updates + 1
         share = (DECAY + 1) / (self.num_updates + DECAY)
-        names = self._average.keys()
-        self._average = {n: self._average[n].lerp(self.newest[n], share) for n in names}
-        self._put_average()
+        self._average = {n: w.lerp(self.newest[n], share) for n, w in self._average.items()}
+        self.put_average()
 
     def drop_rollout(self, num_steps: int) -> None:
         """Put the average into the models again."""
-        self._put_average()
-
-    @torch.no_grad()
-    def _put_average(self) -> None:
-        # By .data: some releases of rsl_rl log a view of the noise, made in inference mode.
-        for name, parameter in self._parameters.items():
-            parameter.data.copy_(self._average[name])
-        self._acts = False
+        self.put_average()
 
     def broadcast(self) -> None:
         """Copy the first process's newest weights to all processes, whose models are the same."""
         for newest in self.newest.values():
             distributed.broadcast(newest, src=0)
-        self._average = self._live()
+        self._average = self._live()  # training begins with it, see ``train_mode``
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest weights by parameter and the number of updates; empty before any."""
@@ -101,7 +108,7 @@ class WeightAverage(Extension):
 
     def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
         """Go on with the average of a checkpoint, whose models are loaded; without, begin one."""
-        self._average, self._acts, loaded = self._live(), False, saved.get("newest", {})
+        self._average, self._holds_newest, loaded = self._live(), False, saved.get("newest", {})
         self.newest = {
             name: loaded[name].detach().to(live, copy=True) if name in loaded else live.clone()
             for name, live in (self._average.items() if loaded else ())

@@ -19,13 +19,6 @@ def make(**options):
     return make_distillation(TbpttDistillation, T, N, **{"gradient_length": 3, **options})
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def joint_and_gripper(actions, labels):
     """Return the loss of ``[JOINT, GRIPPER]`` in plain code."""
     joint = (actions[..., 0] - labels[..., 0]).square()
@@ -45,7 +38,7 @@ def test_binary_cross_entropy_is_that_of_the_signs():
     )
 
 
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_here")
 @pytest.mark.parametrize(
     ("student", "k1", "k2", "num_micro_batches"),
     [("lstm", 3, 3, 3), ("lstm", 2, 4, 1), ("cnn-lstm", 2, 4, 3)],

@@ -70,13 +70,6 @@ def test_some_environments_have_to_train(options, message):
 # What follows is the update.
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def trained_on(algorithm, envs):
     """Train on environments of two global rollouts; return all metrics and the parameters."""
     generator, results = torch.Generator().manual_seed(0), []
@@ -93,7 +86,7 @@ def trained_on(algorithm, envs):
     return torch.cat((torch.tensor(results), parameters_of(algorithm)))
 
 
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_here")
 @pytest.mark.parametrize(
     "options",
     [

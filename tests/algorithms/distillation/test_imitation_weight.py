@@ -69,14 +69,7 @@ def assert_gradients(seen, expected):
         torch.testing.assert_close(found, want, **GRADIENT)
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_here")
 @pytest.mark.parametrize("weight", [weigh, None])
 @pytest.mark.parametrize(
     ("student", "k1", "k2", "num_micro_batches", "with_buffer"),
@@ -121,7 +114,7 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
         assert metrics.get("imitation_weight", 1.0) == pytest.approx(mean_weight)
 
 
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_here")
 def test_steps_without_loss_do_not_count():
     algorithm = make(tail="drop", **FIXED)
     roll_out(algorithm, 0)
@@ -135,7 +128,7 @@ def test_steps_without_loss_do_not_count():
     assert metrics["imitation_weight"] == pytest.approx(sequences.weights[:6].mean().item())
 
 
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_here")
 @pytest.mark.parametrize(("loss_reduction", "constant"), [("mean", 0.25), ("sum", 3.0)])
 def test_a_constant_weight_changes_nothing(loss_reduction, constant):
     shared = {"num_mini_batches": 2, "buffer_rollouts": 2, "loss_reduction": loss_reduction}
@@ -462,7 +455,7 @@ def run_rank(rank, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("float64")
+@pytest.mark.usefixtures("float64_here")
 def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
     run_ranks(run_rank, (str(tmp_path),), len(SHARES))
     by_rank = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]

@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
+from support.helpers import (
+    make_distillation,
+    make_model,
+    make_obs,
+    make_ppo,
+    parameters_of,
+    roll_out,
+)
 from support.inside import assert_same, extension, networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -163,3 +170,34 @@ def test_parameters_that_you_set_are_trained_on():
     for each in (algorithm, reference):
         update(each, 2)
     assert torch.equal(newest_of(algorithm), newest_of(reference))
+
+
+def break_off(algorithm, seed, steps):
+    """Act in some steps of a rollout; in the last one the environment fails."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.inference_mode():
+        for step in range(steps):
+            algorithm.act(obs := make_obs(N, generator))
+            if step + 1 < steps:
+                algorithm.process_env_step(obs, torch.zeros(N), torch.zeros(N), {})
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("look", ["save", "eval_mode", "train_mode"])
+def test_a_rollout_that_breaks_off_leaves_the_average(look, steps):
+    algorithm = make()
+    update(algorithm, 0, 1)
+    average = parameters_of(algorithm)
+    break_off(algorithm, 2, steps)
+    assert torch.equal(parameters_of(algorithm), newest_of(algorithm))
+    getattr(algorithm, look)()
+    assert torch.equal(parameters_of(algorithm), average)
+
+
+def test_a_checkpoint_in_the_midst_of_a_rollout_changes_no_training():
+    algorithm, reference = make(), make()
+    for each in (algorithm, reference):
+        update(each, 0, 1)
+        looks = {3: each.save} if each is algorithm else {}
+        update(each, 2, on_step=lambda step, _, looks=looks: looks.get(step, dict)())
+    assert_same(state(algorithm), state(reference))
