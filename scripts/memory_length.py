@@ -8,13 +8,16 @@ is planted after training.
 
 import argparse
 import contextlib
+import copy
 import io
 import math
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
@@ -30,8 +33,10 @@ NEAR = 3
 """Steps between the second of two cues and the question."""
 CUE_RATE = 0.08
 """Probability of a cue in each step, where any step may show one."""
-TEACHER_ITERATIONS, STUDENT_ITERATIONS = 200, 200
-"""Iterations of the task with pulses."""
+ITERATIONS = 200
+"""Iterations of teacher and students of the pulses."""
+AGENTS = Path(__file__).with_name("weight_average.yaml")
+"""Has the agents of the pulses."""
 SHORT = {
     "The memory is not used": "not used",
     "The state survives": "survives a reset",
@@ -154,66 +159,53 @@ def main() -> None:
 
 def train(model: str, kind: str, recall_length: int, iterations: int, seed: int) -> Any:
     """Distil a student from the right answers; return it."""
-    cfg = config(32, HIDDEN_DIM if model == "LSTM" else 0, 2 * (recall_length + 1))
-    cfg["algorithm"] |= {"gradient_length": recall_length + 1, "learning_rate": 4e-3}
-    cfg["algorithm"]["learning_rate_updates"] = iterations  # falls to 0
-    cfg["teacher"] = {"class_name": "scripts.what_matters:PerfectTeacher"}
+    memory = {"rnn_type": "lstm", "rnn_hidden_dim": HIDDEN_DIM} if model == "LSTM" else {}
+    cfg = {
+        "num_steps_per_env": 2 * (recall_length + 1),
+        "save_interval": 1000,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+            "gradient_length": recall_length + 1,
+            "learning_rate": 4e-3,
+            "learning_rate_updates": iterations,
+        },
+        "student": {
+            "class_name": "RNNModel" if memory else "MLPModel",
+            "hidden_dims": [32],
+            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
+            **memory,
+        },
+        "teacher": {"class_name": "scripts.what_matters:PerfectTeacher"},
+    }
     torch.manual_seed(seed)
     env = IdleRecall(128, recall_length, seed, kind)
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
         runner: Any = DistillationRunner(env, cfg, log_dir=None)
         runner.alg.teacher_loaded = True
-        if model == "LSTM":
+        if memory:
             keep_for(runner.alg.student.rnn.rnn, 2 * recall_length)
         runner.learn(iterations)
     return runner.get_inference_policy()
 
 
-def config(width: int, rnn_hidden_dim: int, num_steps_per_env: int) -> dict[str, Any]:
-    """Return a config of distillation without a teacher; 0 units are no memory."""
-    memory = {"rnn_type": "lstm", "rnn_hidden_dim": rnn_hidden_dim} if rnn_hidden_dim else {}
-    return {
-        "num_steps_per_env": num_steps_per_env,
-        "save_interval": 1000,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation"},
-        "student": {
-            "class_name": "RNNModel" if memory else "MLPModel",
-            "hidden_dims": [width],
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
-            **memory,
-        },
-    }
-
-
 def train_for_pulses(seeds: list[int]) -> list[Any]:
     """Train a teacher with PPO, distil a student for each seed, and return the students."""
-    mlp = {
-        "class_name": "MLPModel",
-        "hidden_dims": [64, 64],
-        "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.5},
-    }
-    cfg = {
-        "num_steps_per_env": 32,
-        "save_interval": 1000,
-        "obs_groups": {"actor": ["privileged"], "critic": ["privileged"]},
-        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO", "gamma": 0.98},
-        "actor": mlp,
-        "critic": {"class_name": "MLPModel", "hidden_dims": [64, 64]},
-    }
-    cfg["algorithm"] |= {"learning_rate": 1e-3, "entropy_coef": 0.0}
-    torch.manual_seed(seeds[0])
+    agents = yaml.safe_load(AGENTS.read_text(encoding="utf-8"))["pulse"]
+
+    def make(runner: Any, agent: str, seed: int) -> Any:
+        torch.manual_seed(seed)
+        cfg = copy.deepcopy({**agents[agent], "save_interval": 1000, "max_iterations": ITERATIONS})
+        return runner(PulseEnv(256, seed=seed), cfg, log_dir=None)
+
     students = []
     with contextlib.redirect_stdout(io.StringIO()):
-        teacher: Any = OnPolicyRunner(PulseEnv(256, seed=seeds[0]), cfg, log_dir=None)
-        teacher.learn(TEACHER_ITERATIONS)
+        teacher = make(OnPolicyRunner, "teacher", seeds[0])
+        teacher.learn(ITERATIONS)
         for seed in seeds:
-            torch.manual_seed(seed)
-            student_cfg = config(64, 64, 32) | {"teacher": mlp}
-            student_cfg["algorithm"]["learning_rate_updates"] = STUDENT_ITERATIONS
-            runner: Any = DistillationRunner(PulseEnv(256, seed=seed), student_cfg, log_dir=None)
+            runner = make(DistillationRunner, "student", seed)
             runner.alg.load(teacher.alg.save(), None, strict=True)
-            runner.learn(STUDENT_ITERATIONS)
+            runner.learn(ITERATIONS)
             students.append(runner.get_inference_policy())
     return students
 
