@@ -16,8 +16,8 @@ import torch
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
-from rsl_tbptt.tools.evaluate import run_first_episodes, started
-from rsl_tbptt.tools.run_doctor import read_curves
+from rsl_tbptt.tools.runs.run_doctor import read_curves
+from rsl_tbptt.tools.simulate.evaluate import run_first_episodes, started
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.learning import KEPT, kept_from, spread
 from scripts.pipeline.run import default_run

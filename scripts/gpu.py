@@ -95,7 +95,7 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
     if shutil.which("nvidia-smi"):
         yield Portion("nvidia-smi", 0.1, ("nvidia-smi", "-q"))
     doctor = ("doctor", "--device", device, "--output", str(output))
-    yield Portion("doctor", 0.3, (python, "-m", "rsl_tbptt.tools.cli", *doctor))
+    yield Portion("doctor", 0.3, (python, "-m", "rsl_tbptt.tools.commands.cli", *doctor))
     workers = str(min(14, os.cpu_count() or 1))
     pytest = (python, "-m", "pytest", "-rs", "-p", "xdist", "-n", workers, "--dist", "loadgroup")
     kind = device.partition(":")[0]

@@ -21,8 +21,8 @@ import yaml
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
-from rsl_tbptt.tools.memory import measure, record
-from rsl_tbptt.tools.memory_findings import judge_memory, memory_facts
+from rsl_tbptt.tools.simulate.memory import measure, record
+from rsl_tbptt.tools.simulate.memory_findings import judge_memory, memory_facts
 from rsl_tbptt_tasks.memory import RecallEnv
 from rsl_tbptt_tasks.memory.pulse import PulseEnv
 

@@ -21,7 +21,7 @@ import textwrap
 from pathlib import Path
 
 from rsl_tbptt.algorithms.options import DistillationOptions, Options, PpoOptions
-from rsl_tbptt.tools.cli import command_parser
+from rsl_tbptt.tools.commands.cli import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -24,8 +24,8 @@ import yaml
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.tools.evaluate import mean_and_interval, run_first_episodes
 from rsl_tbptt.tools.platforms import Simulation, Trained, load_platform
+from rsl_tbptt.tools.simulate.evaluate import mean_and_interval, run_first_episodes
 from rsl_tbptt_tasks.memory import PulseEnv, RecallEnv
 
 TASKS = Path(__file__).with_name("weight_average.yaml")

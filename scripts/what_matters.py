@@ -20,7 +20,7 @@ from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.tools.evaluate import mean_and_interval
+from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
 from rsl_tbptt_tasks.memory import RecallEnv
 
 CFG = Path(__file__).with_name("what_matters.yaml")

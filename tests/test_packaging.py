@@ -29,7 +29,7 @@ print(importlib.resources.files("rsl_tbptt_tasks").joinpath("isaaclab/assets/car
 """
 
 
-TEMPLATES = "rsl_tbptt/tools/new_task/"
+TEMPLATES = "rsl_tbptt/tools/commands/new_task/"
 """Packages of users in the making: data here, although Python could import them."""
 
 

@@ -24,7 +24,7 @@ try:
         RslRlSymmetryCfg,
     )
 except ImportError as error:
-    from rsl_tbptt.tools.doctor import install
+    from rsl_tbptt.installation import install
 
     raise ImportError(
         "rsl_tbptt.integrations.isaaclab needs Isaac Lab 3.0 on Python 3.12, and importing it "

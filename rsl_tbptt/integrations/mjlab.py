@@ -47,7 +47,7 @@ try:
         RslRlVecEnvWrapper,
     )
 except ImportError as error:
-    from rsl_tbptt.tools.doctor import install
+    from rsl_tbptt.installation import install
 
     raise ImportError(
         "rsl_tbptt.integrations.mjlab needs mjlab 1.6 or 1.7, and importing it failed: "

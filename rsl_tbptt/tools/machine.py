@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform as system
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from rsl_tbptt.installation import installed_version
 
 PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
 """Distributions that decide a run's numbers on every platform."""
@@ -19,14 +20,6 @@ def versions(further: tuple[str, ...] = ()) -> dict[str, str | None]:
     """
     names = (*PACKAGES, *further)
     return {"python": system.python_version()} | {name: installed_version(name) for name in names}
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of a distribution, None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def machine(device: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.bench import add_case_arguments, case_from, milliseconds
+from rsl_tbptt.tools.commands.bench import add_case_arguments, case_from, milliseconds
 
 TEMPLATE = Path(__file__).with_name("report.md.j2")
 PEERS_JOB = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256, "done_rate": 0.05}

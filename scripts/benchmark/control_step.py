@@ -13,10 +13,10 @@ from rsl_rl.models import RNNModel
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.c_code import CPolicy
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.verify import TORCHSCRIPT
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.c_code import CPolicy
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.verify import TORCHSCRIPT
 
 FLAGS = (
     "-O2",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from rsl_tbptt.tools.bench import alternate, check_equal, spread
+from rsl_tbptt.tools.commands.bench import alternate, check_equal, spread
 from rsl_tbptt.tools.machine import machine, versions
 from scripts.benchmark.cases import Robots
 from scripts.benchmark.limit import product_rates, update_flops

@@ -10,8 +10,8 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
-from rsl_tbptt.tools.evaluate import mean_and_interval
-from rsl_tbptt.tools.run_doctor import read_curves
+from rsl_tbptt.tools.runs.run_doctor import read_curves
+from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
 from rsl_tbptt.tools.templates import fill
 from scripts.figures import drawn_svg, policy_styles
 from scripts.pipeline.experiments import Experiment

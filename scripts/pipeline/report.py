@@ -10,7 +10,7 @@ from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.progress import clock
-from rsl_tbptt.tools.report import Report, Row, read_run, write_page
+from rsl_tbptt.tools.runs.report import Report, Row, read_run, write_page
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.run import Record
 

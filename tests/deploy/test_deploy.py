@@ -15,11 +15,11 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.bundle_policy import BundlePolicy
-from rsl_tbptt.tools.export import export
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.verify import torchscript, verify
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.bundle_policy import BundlePolicy
+from rsl_tbptt.tools.robot.export import export
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.verify import torchscript, verify
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.tutorial_pages import TUTORIALS, follow, lines_missing, rsl_tbptt
 
-from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.commands.cli import main
 from scripts.notebooks import blocks, notebook, notebook_pages
 
 PAGE = (TUTORIALS / "first_student.md").read_text()

@@ -27,7 +27,7 @@ def follow_in(isaaclab, folder, name, quoted, train=(), overrides=()):
         return isaaclab.call("isaaclab.cli:train", [*words, *more], folder=folder)[1]
 
     def run(words):
-        return isaaclab.call("rsl_tbptt.tools.cli:main", words, folder=folder)
+        return isaaclab.call("rsl_tbptt.tools.commands.cli:main", words, folder=folder)
 
     programs = {"isaaclab": isaac_lab, "rsl-tbptt": rsl_tbptt(run, 4, overrides)}
     with pytest.MonkeyPatch.context() as patch:

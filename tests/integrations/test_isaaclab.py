@@ -32,6 +32,7 @@ from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
+from rsl_tbptt.installation import install
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttControllerCfg,
@@ -42,7 +43,6 @@ from rsl_tbptt.integrations.isaaclab import (
 )
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 from rsl_tbptt.models.controller import with_controllers
-from rsl_tbptt.tools.doctor import install
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 """Fields that rsl_rl reads before the options are built."""

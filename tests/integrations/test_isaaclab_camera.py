@@ -45,7 +45,7 @@ def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
         ["evaluate", *shared, str(tmp_path / "evaluation.json"), "--episodes", "2", *where],
         ["export", *shared, str(tmp_path / "bundle"), "--steps", "3", *where],
     ):
-        status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words)
+        status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", words)
         assert status == 0, printed
     assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
     exported = json.loads((tmp_path / "bundle" / "policy.json").read_text())

@@ -41,7 +41,7 @@ def test_a_task_without_physics_presets_is_evaluated_by_the_checkpoint_alone(
     """The task comes from the run, and no preset is selected that the task does not have."""
     words = ["evaluate", "--checkpoint", str(page("your student").checkpoint), "--episodes", "4"]
     status, printed = isaaclab.call(
-        "rsl_tbptt.tools.cli:main", [*words, "--output", str(tmp_path / "e")]
+        "rsl_tbptt.tools.commands.cli:main", [*words, "--output", str(tmp_path / "e")]
     )
     assert status == 0, printed
     evaluation = json.loads((tmp_path / "e").read_text())

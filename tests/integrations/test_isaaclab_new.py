@@ -9,7 +9,7 @@ from support.isaaclab_page import MY_TASK
 from support.new_package import readme_commands
 from support.tutorial_pages import arguments
 
-from rsl_tbptt.tools.new import new
+from rsl_tbptt.tools.commands.new import new
 
 pytestmark = pytest.mark.isaaclab
 
@@ -31,7 +31,9 @@ def folder(isaaclab, tmp_path_factory):
                 isaaclab.call("isaaclab.cli:train", words, folder=folder)
             else:
                 words = [command, *words, "--episodes", "4"]
-                status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words, folder=folder)
+                status, printed = isaaclab.call(
+                    "rsl_tbptt.tools.commands.cli:main", words, folder=folder
+                )
                 assert status == 0, printed
     return folder
 

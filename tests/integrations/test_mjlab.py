@@ -26,6 +26,7 @@ from support.mjlab_page import build_package
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
+from rsl_tbptt.installation import install
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
     TbpttControllerCfg,
@@ -39,8 +40,7 @@ from rsl_tbptt.integrations.mjlab import (
     model_arguments,
 )
 from rsl_tbptt.models import SelectedTeachers
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.doctor import install
+from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
 

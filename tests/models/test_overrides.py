@@ -15,9 +15,9 @@ from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import action_head, parts_of
-from rsl_tbptt.tools.bundle import export_torchscript, onnx_model
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.verify import run_torchscript
+from rsl_tbptt.tools.robot.bundle import export_torchscript, onnx_model
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.verify import run_torchscript
 
 T, N = 7, 3
 TOLERANCE = 1e-5

@@ -18,7 +18,7 @@ from rsl_tbptt.checkpoints.writing import (
     save_checkpoint,
 )
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt.tools.run_doctor import read_curves
+from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

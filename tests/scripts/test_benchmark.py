@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools.bench import LIBRARIES, build, check_equal, fill
+from rsl_tbptt.tools.commands.bench import LIBRARIES, build, check_equal, fill
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.cases import Robots, SteppedCNNRNNModel

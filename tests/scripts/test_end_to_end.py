@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from rsl_tbptt.tools.platforms import child_environment, executable
-from rsl_tbptt.tools.play import HEADING, SIZE
+from rsl_tbptt.tools.simulate.play import HEADING, SIZE
 
 pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
@@ -82,7 +82,7 @@ def evaluate(isaaclab):
 
     def evaluated(checkpoint, output):
         words = ["evaluate", "--checkpoint", checkpoint, "--episodes", 8, "--output", output]
-        status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", [*map(str, words)])
+        status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", [*map(str, words)])
         assert status == 0, printed
         return json.loads(output.read_text())
 
@@ -100,7 +100,7 @@ def test_a_policy_is_evaluated_on_the_same_starts_again(evaluate, finetuned, tmp
 
 def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
     words = ["memory", str(student), "--num-envs", "16", "--steps", "60"]
-    status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words)
+    status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", words)
     assert status == 0, printed
     found = json.loads((student.parent / "memory.json").read_text())
     assert (found["task"], found["gradient_length"]) == ("Tbptt-Cartpole-Occluded", 16)
@@ -113,7 +113,7 @@ def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):
     words = ["play", "--video", tmp_path / "video.webp", "--num-envs", 2]
     words += ["--checkpoint", teacher, "--checkpoint", student]
-    status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", [*map(str, words)])
+    status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", [*map(str, words)])
     assert status == 0, printed
     with Image.open(tmp_path / "video.webp") as video:
         first = np.asarray(video.convert("RGB"), dtype=int)[HEADING + 30 :]

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.tools.cli import COMMANDS as COMMANDS_OF_CLI
+from rsl_tbptt.tools.commands.cli import COMMANDS as COMMANDS_OF_CLI
 from scripts.option_tables import (
     COMMANDS,
     MARKED,

@@ -9,7 +9,7 @@ import torch
 from support.pages import assert_loads_nothing
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.evaluate import summarise
+from rsl_tbptt.tools.simulate.evaluate import summarise
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import DEMO, FINETUNE, AcceptanceCheck, load_experiment
 from scripts.pipeline.report import collect, format_table, write_report

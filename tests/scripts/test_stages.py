@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rsl_tbptt.tools.cli import command_parser
+from rsl_tbptt.tools.commands.cli import command_parser
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
 from scripts.pipeline.run import run_stages

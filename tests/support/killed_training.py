@@ -51,7 +51,7 @@ def kill_once_there(command: list[str], folder: Path, checkpoint: str) -> Path:
 def tool(*words: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``rsl-tbptt`` in a folder, which has to succeed."""
     result = subprocess.run(
-        [sys.executable, "-m", "rsl_tbptt.tools.cli", *map(str, words)],
+        [sys.executable, "-m", "rsl_tbptt.tools.commands.cli", *map(str, words)],
         cwd=folder,
         env=os.environ | WITH_ONE_THREAD | environment,
         capture_output=True,

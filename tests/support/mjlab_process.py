@@ -18,7 +18,7 @@ import torch
 from mjlab.scripts import play, train
 from mjlab.viewer.base import BaseViewer
 
-from rsl_tbptt.tools import cli
+from rsl_tbptt.tools.commands import cli
 
 NUM_PLAY_STEPS = 40
 

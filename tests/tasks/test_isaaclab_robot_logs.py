@@ -11,9 +11,9 @@ from support.isaaclab_process import look_at
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.robot_log import diagnose_log
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
 pytestmark = pytest.mark.isaaclab
 
@@ -50,7 +50,7 @@ def launch(task):
 def measure(env):
     """Return the robot's properties, and its terms while it moves at random."""
     from rsl_tbptt.checkpoints.robot import describe_robot
-    from rsl_tbptt.tools.golden import _record_terms
+    from rsl_tbptt.tools.robot.golden import _record_terms
 
     last = _record_terms(env)
     obs, _ = env.reset()

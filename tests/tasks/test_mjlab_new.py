@@ -15,7 +15,7 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 import torch
 from support.new_package import readme_commands
 
-from rsl_tbptt.tools.new import new
+from rsl_tbptt.tools.commands.new import new
 
 TESTS = Path(__file__).parents[1]
 NAME = "pole_balance"

@@ -9,8 +9,16 @@ import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.scan.layers import tf32_in_layers, tf32_in_products
-from rsl_tbptt.tools import bench
-from rsl_tbptt.tools.bench import LIBRARIES, Case, alternate, build, check_equal, fill, spread
+from rsl_tbptt.tools.commands import bench
+from rsl_tbptt.tools.commands.bench import (
+    LIBRARIES,
+    Case,
+    alternate,
+    build,
+    check_equal,
+    fill,
+    spread,
+)
 
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
 FEW = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8", "--pairs=1")

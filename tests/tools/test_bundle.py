@@ -21,12 +21,12 @@ from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy, groups_in, join
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
-from rsl_tbptt.tools.bundle import Recorded, export_torchscript, write_bundle
-from rsl_tbptt.tools.c_code import run_c
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.evaluate import evaluate
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.verify import run_onnx, verify
+from rsl_tbptt.tools.commands.cli import main
+from rsl_tbptt.tools.robot.bundle import Recorded, export_torchscript, write_bundle
+from rsl_tbptt.tools.robot.c_code import run_c
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.verify import run_onnx, verify
+from rsl_tbptt.tools.simulate.evaluate import evaluate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit"),

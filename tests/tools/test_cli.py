@@ -18,11 +18,13 @@ import torch
 from support.helpers import make_distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.tools import doctor, platforms, play, progress
-from rsl_tbptt.tools import evaluate as evaluation
-from rsl_tbptt.tools.cli import COMMANDS, command_parser, main
-from rsl_tbptt.tools.doctor import install
+from rsl_tbptt.installation import install
+from rsl_tbptt.tools import platforms, progress
+from rsl_tbptt.tools.commands import doctor
+from rsl_tbptt.tools.commands.cli import COMMANDS, command_parser, main
 from rsl_tbptt.tools.platforms import run_shown
+from rsl_tbptt.tools.simulate import evaluate as evaluation
+from rsl_tbptt.tools.simulate import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
@@ -38,7 +40,7 @@ def test_help(capsys, name):
 
 
 def test_help_names_every_command_and_loads_nothing_slow():
-    code = "import sys; from rsl_tbptt.tools.cli import main\n"
+    code = "import sys; from rsl_tbptt.tools.commands.cli import main\n"
     code += "try: main(['--help'])\nfinally: print(*sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -49,8 +51,8 @@ def test_help_names_every_command_and_loads_nothing_slow():
 
 def test_bench_without_torch_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "rsl_tbptt.tools.bench", raising=False)
-    monkeypatch.delattr("rsl_tbptt.tools.bench", raising=False)
+    monkeypatch.delitem(sys.modules, "rsl_tbptt.tools.commands.bench", raising=False)
+    monkeypatch.delattr("rsl_tbptt.tools.commands.bench", raising=False)
     assert main(["bench", "--help"]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("rsl-tbptt bench: The module torch is missing: ")
@@ -65,11 +67,11 @@ def test_the_version_is_printed(capsys):
 
 
 def test_bench_is_asked_for_its_options_and_run(monkeypatch):
-    bench = types.ModuleType("rsl_tbptt.tools.bench")
+    bench = types.ModuleType("rsl_tbptt.tools.commands.bench")
     bench.add_arguments = lambda parser: parser.add_argument("--rows")
     bench.run = lambda args: int(args.rows)
-    monkeypatch.setitem(sys.modules, "rsl_tbptt.tools.bench", bench)
-    monkeypatch.setattr("rsl_tbptt.tools.bench", bench, raising=False)
+    monkeypatch.setitem(sys.modules, "rsl_tbptt.tools.commands.bench", bench)
+    monkeypatch.setattr("rsl_tbptt.tools.commands.bench", bench, raising=False)
     assert main(["bench", "--rows", "3"]) == 3
 
 

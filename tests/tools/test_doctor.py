@@ -6,8 +6,9 @@ import warnings
 import pytest
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.tools import doctor
-from rsl_tbptt.tools.doctor import check_engine, diagnose, install
+from rsl_tbptt.installation import install
+from rsl_tbptt.tools.commands import doctor
+from rsl_tbptt.tools.commands.doctor import check_engine, diagnose
 
 
 @pytest.mark.slow

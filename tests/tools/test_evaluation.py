@@ -10,10 +10,10 @@ import torch
 from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
-from rsl_tbptt.tools import evaluate
-from rsl_tbptt.tools.episodes import EpisodeFacts
-from rsl_tbptt.tools.evaluate import acting, run_first_episodes, summarise
-from rsl_tbptt.tools.heads import WatchedHeads
+from rsl_tbptt.tools.simulate import evaluate
+from rsl_tbptt.tools.simulate.episodes import EpisodeFacts
+from rsl_tbptt.tools.simulate.evaluate import acting, run_first_episodes, summarise
+from rsl_tbptt.tools.simulate.heads import WatchedHeads
 
 LENGTHS = [2, 5, 3]
 

@@ -19,16 +19,16 @@ from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.checkpoints.describing import describe
 from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
-from rsl_tbptt.tools import bundle
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.bundle_policy import BundlePolicy
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.cli_options import image_size
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.heads import saved_heads
-from rsl_tbptt.tools.policies import groups_of, load_policy, split_into_groups
-from rsl_tbptt.tools.robot_log import diagnose_log
-from rsl_tbptt.tools.verify import largest_difference, read_golden, verify
+from rsl_tbptt.tools.commands.cli import main
+from rsl_tbptt.tools.commands.cli_options import image_size
+from rsl_tbptt.tools.robot import bundle
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.bundle_policy import BundlePolicy
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.robot_log import diagnose_log
+from rsl_tbptt.tools.robot.verify import largest_difference, read_golden, verify
+from rsl_tbptt.tools.simulate.heads import saved_heads
+from rsl_tbptt.tools.simulate.policies import groups_of, load_policy, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.tools.memory import measure
-from rsl_tbptt.tools.memory_findings import judge_memory
+from rsl_tbptt.tools.simulate.memory import measure
+from rsl_tbptt.tools.simulate.memory_findings import judge_memory
 
 T, N = 160, 32
 

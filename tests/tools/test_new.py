@@ -16,9 +16,9 @@ import torch
 from support.new_package import readme_commands
 
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt.tools import new as module
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.new import FILES, TEMPLATES
+from rsl_tbptt.tools.commands import new as module
+from rsl_tbptt.tools.commands.cli import main
+from rsl_tbptt.tools.commands.new import FILES, TEMPLATES
 from rsl_tbptt.tools.platforms import PLATFORMS
 
 ROOT = Path(__file__).parents[2]
@@ -136,7 +136,8 @@ def test_what_an_installation_left_in_a_template_is_not_copied(tmp_path, monkeyp
 
 def test_the_command_needs_no_torch(tmp_path):
     words = ["new", NAME, "--platform", "isaaclab"]
-    code = f"import sys; from rsl_tbptt.tools.cli import main; main({words}); print(*sys.modules)"
+    call = f"from rsl_tbptt.tools.commands.cli import main; main({words})"
+    code = f"import sys; {call}; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert {"torch", "numpy", "rsl_rl"}.isdisjoint(run.stdout.split())
@@ -146,7 +147,7 @@ def test_the_wheel_holds_what_the_command_copies():
     tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     data = project["tool"]["setuptools"]["package-data"]["rsl_tbptt"]
-    prefix = "tools/new_task/*/"
+    prefix = "tools/commands/new_task/*/"
     assert {name for name in data if name.startswith(prefix)} == {prefix + name for name in FILES}
 
 

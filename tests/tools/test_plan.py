@@ -11,8 +11,9 @@ from torch import nn
 
 from rsl_tbptt.core.memory import MemoryPlan, PeakMemory, Sizes
 from rsl_tbptt.core.scan import free_buffers
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.plan import (
+from rsl_tbptt.tools.commands.cli import main
+from rsl_tbptt.tools.platforms import Trained, load_platform
+from rsl_tbptt.tools.simulate.plan import (
     Planned,
     Row,
     answer,
@@ -23,7 +24,6 @@ from rsl_tbptt.tools.plan import (
     roll_out,
     table,
 )
-from rsl_tbptt.tools.platforms import Trained, load_platform
 from rsl_tbptt_tasks.memory import RecallEnv
 
 CLOSE = 0.1

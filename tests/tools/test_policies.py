@@ -16,10 +16,10 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.files import read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.export import export
+from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import load_platform
-from rsl_tbptt.tools.policies import build_policy, load_policy, read_policy
+from rsl_tbptt.tools.robot.export import export
+from rsl_tbptt.tools.simulate.policies import build_policy, load_policy, read_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 isaaclab = load_platform("isaaclab")
@@ -73,7 +73,7 @@ DETOURS = [
     "rsl_rl.models.mlp_model:torch.nn.Sequential",
     "rsl_rl.models.mlp_model.torch.nn.Sequential",
     "rsl_rl.utils.utils:importlib.import_module",
-    "rsl_tbptt.tools.cli:main",
+    "rsl_tbptt.tools.commands.cli:main",
     "rsl_tbptt.models:SelectedTeachers",
     "rsl_rl.runners:OnPolicyRunner",
     "resolve_callable",

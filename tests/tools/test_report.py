@@ -15,11 +15,11 @@ from support.pages import assert_loads_nothing
 from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.charts import MOST_POINTS, curve_chart, log_ticks, style, thinned, ticks
-from rsl_tbptt.tools.cli import command_parser, main
-from rsl_tbptt.tools.evaluate import summarise
-from rsl_tbptt.tools.report import MOST_BYTES, TEMPLATE, report
-from rsl_tbptt.tools.run_facts import RunFacts
+from rsl_tbptt.tools.commands.cli import command_parser, main
+from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, log_ticks, style, thinned, ticks
+from rsl_tbptt.tools.runs.report import MOST_BYTES, TEMPLATE, report
+from rsl_tbptt.tools.runs.run_facts import RunFacts
+from rsl_tbptt.tools.simulate.evaluate import summarise
 
 AGENT = {
     "seed": 7,

@@ -9,11 +9,11 @@ import pytest
 import torch
 import yaml
 
-from rsl_tbptt.tools import resume
-from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import Trained, Training, load_platform
 from rsl_tbptt.tools.platforms.noted_settings import noted_settings
-from rsl_tbptt.tools.resume import device_of, last_iteration
+from rsl_tbptt.tools.runs import resume
+from rsl_tbptt.tools.runs.resume import device_of, last_iteration
 
 isaaclab, mjlab = load_platform("isaaclab"), load_platform("mjlab")
 
@@ -66,7 +66,7 @@ def settings(monkeypatch):
 
 
 def test_latest_prints_a_path_and_nothing_else(run):
-    command = [sys.executable, "-m", "rsl_tbptt.tools.cli", "latest", str(run)]
+    command = [sys.executable, "-m", "rsl_tbptt.tools.commands.cli", "latest", str(run)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert shown.stdout == f"{run / 'model_10.pt'}\n"
     assert "Passed over a checkpoint" in shown.stderr
@@ -256,12 +256,12 @@ def test_mjlab_looks_in_the_folder_that_the_run_lies_in(run, monkeypatch):
 
 FOREIGN = {
     "an attribute": "os:path.join",
-    "an import of ours": "rsl_tbptt.tools.cli:importlib.import_module",
+    "an import of ours": "rsl_tbptt.tools.commands.cli:importlib.import_module",
     "an import of rsl_rl": "rsl_rl.models.mlp_model:torch.hub.load",
     "with dots": "rsl_rl.models.mlp_model.torch.hub.load",
     "a file's name": "my-code:run",
     "a path's start": "my_code.a/b",
-    "a program of ours": "rsl_tbptt.tools.c_code:CPolicy",
+    "a program of ours": "rsl_tbptt.tools.robot.c_code:CPolicy",
     "an option": "--agent.class-name",
     "a reference": "${oc.env:HOME}",
     "nested": ["mse", ["os:path.join"]],

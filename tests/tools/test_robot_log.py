@@ -11,11 +11,11 @@ from rsl_rl.models import RNNModel
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.cli import main
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.robot_log import diagnose_log
-from rsl_tbptt.tools.robot_program import usual_orders
+from rsl_tbptt.tools.commands.cli import main
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.robot_log import diagnose_log
+from rsl_tbptt.tools.robot.robot_program import usual_orders
 
 NUM_STEPS = 60
 JOINTS = ["FL_hip", "FR_hip", "FL_knee", "FR_knee"]

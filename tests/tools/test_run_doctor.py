@@ -6,7 +6,7 @@ from support import planted_faults
 from support.planted_faults import BlindRecallEnv, ScaledRecallEnv, fitted_teacher, recall
 from torch.utils.tensorboard import SummaryWriter
 
-from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.commands.cli import main
 
 pytestmark = [
     pytest.mark.slow,

@@ -19,13 +19,13 @@ import yaml
 from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
 
-from rsl_tbptt.tools import cli_options
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.rl_sar import rl_sar_config
-from rsl_tbptt.tools.runtime_configs import unitree_config, write_config
-from rsl_tbptt.tools.targets import TARGETS, Exported
-from rsl_tbptt.tools.verify import verify
+from rsl_tbptt.tools.commands import cli_options
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.rl_sar import rl_sar_config
+from rsl_tbptt.tools.robot.runtime_configs import unitree_config, write_config
+from rsl_tbptt.tools.robot.targets import TARGETS, Exported
+from rsl_tbptt.tools.robot.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit")]
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageSequence
 
-from rsl_tbptt.tools.play import (
+from rsl_tbptt.tools.simulate.play import (
     HEADING,
     SEEN_WIDTH,
     SIZE,

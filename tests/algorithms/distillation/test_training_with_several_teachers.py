@@ -15,7 +15,7 @@ from support.several_teachers import (
 )
 from torch import distributed
 
-from rsl_tbptt.tools.policies import load_policy
+from rsl_tbptt.tools.simulate.policies import load_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from rsl_tbptt.deploy import GOLDEN, Policy
-from rsl_tbptt.tools.log_noise import gain, is_more_than_noise, size, without_spikes
 from rsl_tbptt.tools.progress import track
-from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed, usual_orders
-from rsl_tbptt.tools.verify import read_golden, run_onnx
+from rsl_tbptt.tools.robot.log_noise import gain, is_more_than_noise, size, without_spikes
+from rsl_tbptt.tools.robot.robot_program import Fault, Part, RobotProgram, delayed, usual_orders
+from rsl_tbptt.tools.robot.verify import read_golden, run_onnx
 
 UNLIKE_TRAINING = 5.0
 """A log's mean is reported if it is more standard deviations than this from training's mean."""

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from rsl_tbptt.deploy import GOLDEN, METADATA, Policy, groups_in, join
-from rsl_tbptt.tools.c_code import run_c
 from rsl_tbptt.tools.progress import track
+from rsl_tbptt.tools.robot.c_code import run_c
 
 TORCHSCRIPT = "policy.pt"
 
@@ -93,7 +93,7 @@ def code_in(bundle: Path) -> list[str]:
 
 
 def read_golden(path: Path) -> dict[str, np.ndarray]:
-    """Read a trajectory; :mod:`rsl_tbptt.tools.golden` describes its arrays.
+    """Read a trajectory; :mod:`rsl_tbptt.tools.robot.golden` describes its arrays.
 
     Raises:
         ValueError: If it cannot be read.

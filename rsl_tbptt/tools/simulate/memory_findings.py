@@ -46,7 +46,7 @@ def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Compare what a memory holds with the training's gradient, and name faults.
 
     Args:
-        found: Result of :func:`rsl_tbptt.tools.memory.analyse`.
+        found: Result of :func:`rsl_tbptt.tools.simulate.memory.analyse`.
 
     Returns:
         What the memory holds, and what is wrong with it.

@@ -16,9 +16,9 @@ from tensordict import TensorDict
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.tools.policy_config import last_layer, policy_config
+from rsl_tbptt.tools.simulate.policy_config import last_layer, policy_config
 
-require_era(MODELS_ERA, "rsl_tbptt.tools.policies")
+require_era(MODELS_ERA, "rsl_tbptt.tools.simulate.policies")
 
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, in order of preference."""

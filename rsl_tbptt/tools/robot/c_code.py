@@ -56,7 +56,7 @@ def write_c(
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
-        loader=PackageLoader("rsl_tbptt.tools", "c_templates"),
+        loader=PackageLoader("rsl_tbptt.tools.robot", "c_templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -23,11 +23,11 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
-from rsl_tbptt.tools.c_code import of_actions
-from rsl_tbptt.tools.golden import Trajectory, seen_by_normalizer
 from rsl_tbptt.tools.machine import versions
-from rsl_tbptt.tools.targets import TARGETS, Exported
-from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
+from rsl_tbptt.tools.robot.c_code import of_actions
+from rsl_tbptt.tools.robot.golden import Trajectory, seen_by_normalizer
+from rsl_tbptt.tools.robot.targets import TARGETS, Exported
+from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript
 
 OPSET = 18
 """The operator set that rsl_rl exports with; the file states the oldest equal one."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rsl_tbptt.tools.doctor import check_device, require
+from rsl_tbptt.tools.commands.doctor import check_device, require
 from rsl_tbptt.tools.platforms import platform_of
 
 
@@ -20,7 +20,7 @@ def run_evaluate(args: Arguments) -> int:
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.files import output_path
-    from rsl_tbptt.tools.evaluate import MARK, evaluate
+    from rsl_tbptt.tools.simulate.evaluate import MARK, evaluate
 
     where = where_of(args)
     if args.checkpoint is None and args.policy is None:
@@ -29,7 +29,7 @@ def run_evaluate(args: Arguments) -> int:
         raise ValueError(f"--form is {args.form}, expected it only next to --policy.")
     check_device(args.device)
     if args.checkpoint is None:
-        from rsl_tbptt.tools.bundle_policy import checkpoint_of
+        from rsl_tbptt.tools.robot.bundle_policy import checkpoint_of
 
         args.checkpoint = checkpoint_of(args.policy)
     checkpoint = checkpoint_file(args.checkpoint)
@@ -81,8 +81,8 @@ def run_memory(args: Arguments) -> int:
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.files import output_path
-    from rsl_tbptt.tools import memory_findings as findings
-    from rsl_tbptt.tools.memory import analyse
+    from rsl_tbptt.tools.simulate import memory_findings as findings
+    from rsl_tbptt.tools.simulate.memory import analyse
 
     where = where_of(args)
     check_device(args.device)
@@ -109,7 +109,7 @@ def run_export(args: Arguments) -> int:
         ValueError: If it is too far.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.export import export
+    from rsl_tbptt.tools.robot.export import export
 
     check_device(args.device)
     bundle = export(
@@ -140,7 +140,7 @@ def run_verify(args: Arguments) -> int:
     """
     if args.log is not None:
         return _verify_log(args.bundle, args.log, args.tolerance)
-    from rsl_tbptt.tools.verify import code_in, is_trusted, verify
+    from rsl_tbptt.tools.robot.verify import code_in, is_trusted, verify
 
     differences = verify(args.bundle, args.trust)
     _print_differences(differences)
@@ -155,7 +155,7 @@ def run_verify(args: Arguments) -> int:
 
 
 def _verify_log(bundle: Path, log: Path, tolerance: float) -> int:
-    from rsl_tbptt.tools.robot_log import diagnose_log
+    from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
     found = diagnose_log(bundle, log, tolerance)
     for name, difference in found.differences.items():
@@ -183,7 +183,7 @@ def run_play(args: Arguments) -> int:
         ValueError: If an option is given that only the other one takes.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.play import play, record
+    from rsl_tbptt.tools.simulate.play import play, record
 
     checkpoints, video = [checkpoint_file(path) for path in args.checkpoint], args.video
     if args.num_envs is not None and args.num_envs < 1:

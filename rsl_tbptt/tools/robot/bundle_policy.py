@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import METADATA, Policy, join
-from rsl_tbptt.tools.c_code import CPolicy
+from rsl_tbptt.tools.robot.c_code import CPolicy
 
 
 class BundlePolicy:

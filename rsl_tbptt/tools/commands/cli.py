@@ -10,8 +10,9 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from rsl_tbptt.tools import cli_policies, cli_runs
-from rsl_tbptt.tools.cli_options import (
+from rsl_tbptt.installation import installed_version
+from rsl_tbptt.tools.commands import cli_policies, cli_runs
+from rsl_tbptt.tools.commands.cli_options import (
     ACTING,
     EPISODES,
     FORMS,
@@ -22,9 +23,8 @@ from rsl_tbptt.tools.cli_options import (
     REMEMBERED,
     WHERE,
 )
-from rsl_tbptt.tools.doctor import missing_module, require
-from rsl_tbptt.tools.machine import installed_version
-from rsl_tbptt.tools.streams import lasting_streams
+from rsl_tbptt.tools.commands.doctor import missing_module, require
+from rsl_tbptt.tools.commands.streams import lasting_streams
 
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
 
@@ -156,7 +156,7 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
         command.set_defaults(run=run)
     bench = commands.add_parser("bench", help="compare time and memory of updates with rsl_rl's")
     if chosen == "bench":
-        from rsl_tbptt.tools import bench as benchmark
+        from rsl_tbptt.tools.commands import bench as benchmark
 
         bench.description = benchmark.__doc__
         benchmark.add_arguments(bench)

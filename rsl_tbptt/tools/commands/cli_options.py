@@ -10,7 +10,7 @@ from typing import Any
 from rsl_tbptt.tools.platforms import PLATFORMS
 
 TARGETS = ("c", "legged_control2", "rl_sar", "unitree", "unitree_gym")
-"""The keys of ``rsl_tbptt.tools.targets.TARGETS``, which is slow to import."""
+"""The keys of ``rsl_tbptt.tools.robot.targets.TARGETS``, which is slow to import."""
 
 
 def image_size(argument: str) -> tuple[str, tuple[int, ...]]:

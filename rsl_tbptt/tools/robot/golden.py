@@ -21,11 +21,11 @@ from rsl_tbptt.checkpoints.robot import observation_terms
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models.one_step import STATES, recorded_latents
-from rsl_tbptt.tools.policies import groups_of
 from rsl_tbptt.tools.progress import track
+from rsl_tbptt.tools.simulate.policies import groups_of
 
 if TYPE_CHECKING:
-    from rsl_tbptt.tools.evaluate import Start
+    from rsl_tbptt.tools.simulate.evaluate import Start
 
 Trajectory = dict[str, np.ndarray]
 """Arrays by name."""

@@ -26,9 +26,9 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
-from rsl_tbptt.tools.evaluate import SEED, Acting, started
-from rsl_tbptt.tools.memory_findings import NEGLIGIBLE, SMALL
 from rsl_tbptt.tools.progress import Progress, track
+from rsl_tbptt.tools.simulate.evaluate import SEED, Acting, started
+from rsl_tbptt.tools.simulate.memory_findings import NEGLIGIBLE, SMALL
 
 MOSTLY = 0.1
 """A policy looks back mostly to the last lag with this share of the past's largest influence."""
@@ -377,7 +377,7 @@ def analyse(
         num_envs: Number of environments, at least 8.
         steps: Steps of the rollout, at least 40. No lag is longer.
         seed: Seed of the environments.
-        options: Task and simulation; see :func:`rsl_tbptt.tools.evaluate.started`.
+        options: Task and simulation; see :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
     Returns:
         The values of :func:`measure`; the checkpoint, the task, ``step_seconds`` and the

@@ -12,7 +12,7 @@ from typing import Any
 
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints
 from rsl_tbptt.tools.platforms import Training, load_platform, platform_in
-from rsl_tbptt.tools.resume import read_run, rest_of_training
+from rsl_tbptt.tools.runs.resume import read_run, rest_of_training
 
 EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 """Name of TensorBoard's file, with the second at which a training began."""

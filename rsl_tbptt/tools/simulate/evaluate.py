@@ -21,11 +21,11 @@ from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.models.one_step import recorded_latents
-from rsl_tbptt.tools.episodes import EpisodeFacts
-from rsl_tbptt.tools.heads import WatchedHeads
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
-from rsl_tbptt.tools.policies import build_policy, groups_of, images_of, read_policy
 from rsl_tbptt.tools.progress import Progress
+from rsl_tbptt.tools.simulate.episodes import EpisodeFacts
+from rsl_tbptt.tools.simulate.heads import WatchedHeads
+from rsl_tbptt.tools.simulate.policies import build_policy, groups_of, images_of, read_policy
 
 MARK = b'"confidence_interval"'
 """Bytes in every file of an evaluation."""
@@ -105,7 +105,7 @@ def evaluate(
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
     if bundle is not None and form == "c":
-        from rsl_tbptt.tools.verify import check_trust  # only a bundle needs onnxruntime
+        from rsl_tbptt.tools.robot.verify import check_trust  # only a bundle needs onnxruntime
 
         check_trust(bundle, trust)
     with started(checkpoint, num_envs=episodes, seed=seed, trust=trust, **options) as start:
@@ -159,7 +159,9 @@ def _longest_episode(env: Any) -> int:
 def acting(start: Start, bundle: Path | None, form: str) -> Iterator[Acting]:
     """Yield a bundle's policy, or the trained one; errors of its auxiliary heads are measured."""
     if bundle is not None:
-        from rsl_tbptt.tools.bundle_policy import BundlePolicy  # only a bundle needs onnxruntime
+        from rsl_tbptt.tools.robot.bundle_policy import (
+            BundlePolicy,  # only a bundle needs onnxruntime
+        )
 
         policy = BundlePolicy(bundle, form, groups_of(start.policy))
         _check_same_policy(policy, start, bundle)
@@ -212,7 +214,7 @@ def started(
         overrides: Presets and settings of the task as in training, in the platform's form.
         agent: YAML file of the training's config, if none lies next to the checkpoint.
         trust: Packages whose classes the config may name; see
-            :func:`rsl_tbptt.tools.policies.read_policy`.
+            :func:`rsl_tbptt.tools.simulate.policies.read_policy`.
         num_envs: Number of environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.

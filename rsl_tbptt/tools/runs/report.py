@@ -19,12 +19,12 @@ from typing import Any
 from rsl_tbptt.algorithms.health import LOSSES
 from rsl_tbptt.checkpoints.reading import NUMBERED
 from rsl_tbptt.files import complete, output_path
-from rsl_tbptt.tools.charts import Chart, curve_chart, return_chart, style
+from rsl_tbptt.tools.runs.charts import Chart, curve_chart, return_chart, style
 from rsl_tbptt.tools.machine import versions
-from rsl_tbptt.tools.memory_findings import memory_facts, memory_rows, read_memory
-from rsl_tbptt.tools.play import STARTED
+from rsl_tbptt.tools.simulate.memory_findings import memory_facts, memory_rows, read_memory
+from rsl_tbptt.tools.simulate.play import STARTED
 from rsl_tbptt.tools.progress import track
-from rsl_tbptt.tools.run_doctor import (
+from rsl_tbptt.tools.runs.run_doctor import (
     HELD_OUT_RETURN,
     LOSS,
     TRAINED_RETURN,
@@ -35,7 +35,7 @@ from rsl_tbptt.tools.run_doctor import (
     judge,
     read_curves,
 )
-from rsl_tbptt.tools.run_facts import RunFacts, written
+from rsl_tbptt.tools.runs.run_facts import RunFacts, written
 from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")

@@ -13,7 +13,7 @@ from rsl_tbptt.algorithms.health import RETURN, RETURN_ERROR, Limit, limits_of
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
 from rsl_tbptt.files import entry, read_config
-from rsl_tbptt.tools.memory_findings import judge_memory, read_memory
+from rsl_tbptt.tools.simulate.memory_findings import judge_memory, read_memory
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 from rsl_tbptt.deploy import METADATA, ONNX
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import STATES
-from rsl_tbptt.tools.c_code import C_CODE, write_c
-from rsl_tbptt.tools.rl_sar import rl_sar_config, write_policy
-from rsl_tbptt.tools.runtime_configs import (
+from rsl_tbptt.tools.robot.c_code import C_CODE, write_c
+from rsl_tbptt.tools.robot.rl_sar import rl_sar_config, write_policy
+from rsl_tbptt.tools.robot.runtime_configs import (
     JOINT_TERMS,
     Metadata,
     by_joint,

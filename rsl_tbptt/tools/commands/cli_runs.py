@@ -7,8 +7,8 @@ import sys
 from argparse import Namespace as Arguments
 from contextlib import redirect_stdout
 
-from rsl_tbptt.tools.cli_policies import where_of
-from rsl_tbptt.tools.doctor import check_device, diagnose, require
+from rsl_tbptt.tools.commands.cli_policies import where_of
+from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
 
 
 def run_doctor(args: Arguments) -> int:
@@ -16,14 +16,14 @@ def run_doctor(args: Arguments) -> int:
     if args.folder is None:
         return 0 if diagnose(args.device, args.output) else 1
     require("doctor RUN")
-    from rsl_tbptt.tools.run_doctor import diagnose_run
+    from rsl_tbptt.tools.runs.run_doctor import diagnose_run
 
     return 0 if diagnose_run(args.folder) else 1
 
 
 def run_report(args: Arguments) -> int:
     """Write a page about trainings."""
-    from rsl_tbptt.tools.report import report
+    from rsl_tbptt.tools.runs.report import report
 
     print(f"wrote {report(args.runs, args.output)}")
     return 0
@@ -40,7 +40,7 @@ def run_latest(args: Arguments) -> int:
 def run_resume(args: Arguments) -> int:
     """Print the command that continues a training, or run it; remarks go to stderr."""
     from rsl_tbptt.tools.platforms import run_shown
-    from rsl_tbptt.tools.resume import resumption
+    from rsl_tbptt.tools.runs.resume import resumption
 
     with redirect_stdout(sys.stderr):  # simulators print while their tasks are looked up
         found = resumption(args.folder, task=args.task, iterations=args.iterations)
@@ -59,7 +59,7 @@ def run_plan(args: Arguments) -> int:
         ValueError: If options contradict each other or a number is too small.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.plan import answer, plan, planned, table
+    from rsl_tbptt.tools.simulate.plan import answer, plan, planned, table
 
     where = where_of(args)
     if min(args.num_envs) < 1:
@@ -82,7 +82,7 @@ def run_plan(args: Arguments) -> int:
 
 def run_new(args: Arguments) -> int:
     """Write a package for a task of your own."""
-    from rsl_tbptt.tools.new import new
+    from rsl_tbptt.tools.commands.new import new
 
     print(f"wrote {new(args.name, args.platform, args.output)}, whose README.md has its commands")
     return 0

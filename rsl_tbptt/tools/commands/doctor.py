@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import os
 import platform as system
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
-from rsl_tbptt.tools.machine import installed_version, machine, num_cores, versions
+from rsl_tbptt.installation import install, installed_version
+from rsl_tbptt.tools.machine import machine, num_cores, versions
 from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_platform
 
 TOOLS = {
@@ -113,33 +113,6 @@ def missing_module(error: ModuleNotFoundError) -> str:
     name = (error.name or str(error)).partition(".")[0]
     remedy = install(EXTRAS[name]) if name in EXTRAS else "install the package that brings it"
     return f"The module {name} is missing: {remedy}"
-
-
-def install(extra: str) -> str:
-    """Return the command that installs this package with an extra.
-
-    It names where this package came from, a checkout, a wheel or a repository: no registry has it.
-    """
-    brackets = f"[{extra}]"
-    root = Path(__file__).parents[2]
-    if (root / "pyproject.toml").is_file():
-        return f"{_installer()} -e '{root}{brackets}'"
-    try:
-        source = json.loads(distribution("rsl-tbptt").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        source = {}
-    if not (url := source.get("url")):
-        return f"{_installer()} 'PATH{brackets}', where PATH is the wheel or checkout of rsl-tbptt"
-    if vcs := source.get("vcs_info"):
-        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    return f"{_installer()} 'rsl-tbptt{brackets} @ {url}'"
-
-
-def _installer() -> str:
-    """Return how packages are installed for this Python: uv's environments hold no pip."""
-    if importlib.util.find_spec("pip"):
-        return f"{sys.executable} -m pip install"
-    return f"uv pip install --python {sys.executable}"
 
 
 def check_deploy() -> str:
@@ -248,7 +221,7 @@ def check_engine(device: str) -> str:
     from rsl_tbptt.core.recording import Recorder
     from rsl_tbptt.core.scan import CELLS, fastest_engine
     from rsl_tbptt.core.scan.layers import tf32_in_layers
-    from rsl_tbptt.tools.bench import LIBRARIES, Case, alternate, milliseconds
+    from rsl_tbptt.tools.commands.bench import LIBRARIES, Case, alternate, milliseconds
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

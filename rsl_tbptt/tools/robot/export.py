@@ -20,12 +20,14 @@ from torch import nn
 
 from rsl_tbptt.deploy import METADATA
 from rsl_tbptt.files import complete, output_path, write_json
-from rsl_tbptt.tools import golden
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.evaluate import started
-from rsl_tbptt.tools.heads import saved_heads
 from rsl_tbptt.tools.platforms import load_platform, platform_of
-from rsl_tbptt.tools.policies import (
+from rsl_tbptt.tools.robot import golden
+from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.targets import TARGETS
+from rsl_tbptt.tools.robot.verify import verify
+from rsl_tbptt.tools.simulate.evaluate import started
+from rsl_tbptt.tools.simulate.heads import saved_heads
+from rsl_tbptt.tools.simulate.policies import (
     Images,
     SavedPolicy,
     build_policy,
@@ -34,8 +36,6 @@ from rsl_tbptt.tools.policies import (
     read_policy,
     split_into_groups,
 )
-from rsl_tbptt.tools.targets import TARGETS
-from rsl_tbptt.tools.verify import verify
 
 MARK = b'"state_names"'
 """Bytes in the ``policy.json`` of every bundle."""
@@ -62,18 +62,18 @@ def export(
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         output: New folder, or that of an earlier export, whose files are replaced. None means a new
             ``exported/model_<iteration>`` next to the checkpoint.
-        agent: See :func:`rsl_tbptt.tools.policies.load_policy`, as for ``trust`` and ``images``.
+        agent: See :func:`rsl_tbptt.tools.simulate.policies.read_policy`, as for ``trust``.
         trust: Likewise.
         images: Likewise.
         single_input: Let ONNX take one ``obs`` of all groups joined.
-        target: Names in :data:`rsl_tbptt.tools.targets.TARGETS` of programs that get a folder.
+        target: Names in :data:`rsl_tbptt.tools.robot.targets.TARGETS`; each gets a folder.
         steps: Length of the golden trajectory, at least 2.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
         drawn: Draw its observations instead of simulating the policy's task. They are also drawn
             if the platform is not installed, and for rsl_rl alone without ``task``.
         where: ``platform_name``, ``task``, ``overrides`` and ``device`` of the simulation; see
-            :func:`rsl_tbptt.tools.evaluate.started`.
+            :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
     Returns:
         The content of ``policy.json``, and ``output``: the folder, or None if a difference is too

@@ -24,7 +24,7 @@ from rsl_tbptt.files import read_config
 from rsl_tbptt.tools.platforms import load_platform, platform_of
 from rsl_tbptt.tools.platforms.named_code import PACKAGES, is_dotted, is_within
 
-require_era(MODELS_ERA, "rsl_tbptt.tools.policy_config")
+require_era(MODELS_ERA, "rsl_tbptt.tools.simulate.policy_config")
 
 from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 

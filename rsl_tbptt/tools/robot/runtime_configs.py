@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rsl_tbptt.tools.c_code import of_actions, per_action
+from rsl_tbptt.tools.robot.c_code import of_actions, per_action
 
 Metadata = Mapping[str, Any]
 """Content of ``policy.json``."""

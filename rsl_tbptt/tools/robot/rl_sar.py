@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rsl_tbptt.tools.runtime_configs import (
+from rsl_tbptt.tools.robot.runtime_configs import (
     JOINT_TERMS,
     Config,
     Metadata,

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from rsl_tbptt.files import complete_folder
-from rsl_tbptt.tools.doctor import EXTRAS
-from rsl_tbptt.tools.machine import installed_version
+from rsl_tbptt.installation import installed_version
+from rsl_tbptt.tools.commands.doctor import EXTRAS
 
 TEMPLATES = Path(__file__).with_name("new_task")
 PLACEHOLDER = "my_task"

@@ -117,7 +117,7 @@ def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
         checkpoints: A file of each policy, all of tasks with the same duration of a step.
         output: GIF or WebP file; an earlier video is replaced.
         options: ``num_envs``, the number of robots, and where they are; see
-            :func:`rsl_tbptt.tools.evaluate.started`.
+            :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
     Raises:
         ValueError: If the file cannot be of its kind, a policy's platform renders nothing, or
@@ -134,7 +134,7 @@ def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
 @torch.inference_mode()
 def film(checkpoint: Path, **options: Any) -> Film:
     """Film the first episodes of a policy; see :func:`record`."""
-    from rsl_tbptt.tools.evaluate import run_first_episodes, started
+    from rsl_tbptt.tools.simulate.evaluate import run_first_episodes, started
 
     width, height = (OVERSAMPLING * pixels for pixels in SIZE)
     with started(checkpoint, image_size=(width, height), **options) as start:

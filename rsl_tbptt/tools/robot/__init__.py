@@ -1,0 +1,1 @@
+"""Policies for robots: export, bundles, programs that run them, and checks of both."""

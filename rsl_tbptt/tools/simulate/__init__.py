@@ -1,0 +1,1 @@
+"""Policies in simulation: evaluate, play, memory and plan."""
