@@ -17,6 +17,7 @@ import pytest
 import torch
 from support.helpers import make_distillation
 
+from rsl_tbptt import installation
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.installation import install
 from rsl_tbptt.tools import platforms, progress
@@ -488,8 +489,8 @@ GIT = {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc
 def test_an_extra_is_installed_from_where_the_package_came_from(
     monkeypatch, tmp_path, source, expected
 ):
-    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "rsl_tbptt" / "tools" / "doctor.py"))
-    monkeypatch.setattr(doctor, "distribution", lambda _: Installed(source))
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "rsl_tbptt" / "installation.py"))
+    monkeypatch.setattr(installation, "distribution", lambda _: Installed(source))
     assert install("tools").endswith(f" pip install {expected}") or install("tools").endswith(
         f" pip install --python {sys.executable} {expected}"
     )
