@@ -13,6 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+AGENT, ENV = Path("params", "agent.yaml"), Path("params", "env.yaml")
+"""Where Isaac Lab and mjlab write the configs of agent and environment, next to the checkpoints.
+
+This package's runners write the agent's, too; rsl_rl writes none.
+"""
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}-.+")
 _LONGEST_WRITE_S = 3600.0
 

@@ -22,10 +22,8 @@ from torch import nn
 
 from rsl_tbptt.checkpoints.reading import Advice, check_matches
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.files import complete, read_config
+from rsl_tbptt.files import AGENT, complete, read_config
 
-AGENT = Path("params", "agent.yaml")
-"""Path that Isaac Lab, mjlab and this package's runners write it to. rsl_rl writes none."""
 _TRAINED_AS = {
     "teacher": ("teacher", "actor", "policy"),
     "student": ("student",),

@@ -23,7 +23,7 @@ from rsl_tbptt.tools.platforms import (
     platform_of,
 )
 from rsl_tbptt.tools.platforms import mjlab as mjlab_module
-from rsl_tbptt.tools.platforms.noted_env import NotedEnv
+from rsl_tbptt.tools.platforms.noted import NotedEnv
 
 isaaclab, mjlab, rsl_rl_alone = map(load_platform, PLATFORMS)
 

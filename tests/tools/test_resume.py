@@ -11,7 +11,7 @@ import yaml
 
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import Trained, Training, load_platform
-from rsl_tbptt.tools.platforms.noted_settings import noted_settings
+from rsl_tbptt.tools.platforms.noted import noted_settings
 from rsl_tbptt.tools.runs import resume
 from rsl_tbptt.tools.runs.resume import device_of, last_iteration
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 PLATFORMS = ("isaaclab", "mjlab", "rsl_rl")
 """The platforms by name; ``rsl_rl`` is rsl_rl alone, with environments of the user's own."""
-ENV = Path("params", "env.yaml")
-"""Where Isaac Lab and mjlab write the environment's config, next to the checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Simulation:
     The camera changes neither physics nor what is drawn at random."""
     noted: Path | None = None
     """The environment's config of the training, whose numbers are applied; see
-    :class:`rsl_tbptt.tools.platforms.noted_env.NotedEnv`. None simulates the task as it is
+    :class:`rsl_tbptt.tools.platforms.noted.NotedEnv`. None simulates the task as it is
     registered. Overrides win."""
 
 
@@ -122,7 +120,7 @@ class Platform:
         raise NotImplementedError
 
     def noted_settings(self, folder: Path, trained: Trained) -> tuple[dict[str, Any], list[str]]:
-        """Return what a training's configs changed of the task; see ``noted_settings.py``.
+        """Return what a training's configs changed of the task; see ``noted.py``.
 
         Args:
             folder: Log folder of the training.

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
-from rsl_tbptt.tools.platforms.noted_env import NotedEnv
-from rsl_tbptt.tools.platforms.noted_settings import Found, noted_settings
+from rsl_tbptt.tools.platforms.noted import Found, NotedEnv, noted_settings
 
 if TYPE_CHECKING:
     import torch

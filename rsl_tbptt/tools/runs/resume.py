@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.checkpoints.reading import NUMBERED, latest_checkpoint, numbered_checkpoints
-from rsl_tbptt.files import entry, read_config
-from rsl_tbptt.tools.platforms import ENV, Trained, Training, executable, load_platform, platform_in
-from rsl_tbptt.tools.platforms.noted_settings import AGENT
+from rsl_tbptt.files import AGENT, ENV, entry, read_config
+from rsl_tbptt.tools.platforms import Trained, Training, executable, load_platform, platform_in
 
 KINDS = {
     **dict.fromkeys(("max_iterations", "seed"), int),

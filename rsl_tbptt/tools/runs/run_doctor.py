@@ -10,9 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.algorithms.health import RETURN, RETURN_ERROR, Limit, limits_of
-from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
-from rsl_tbptt.files import entry, read_config
+from rsl_tbptt.files import AGENT, entry, read_config
 from rsl_tbptt.tools.simulate.memory_findings import judge_memory, read_memory
 
 if TYPE_CHECKING:

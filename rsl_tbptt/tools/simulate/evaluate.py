@@ -20,8 +20,9 @@ from scipy import stats
 from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.files import ENV
 from rsl_tbptt.models.one_step import recorded_latents
-from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
+from rsl_tbptt.tools.platforms import Platform, Simulation, load_platform, platform_of
 from rsl_tbptt.tools.progress import Progress
 from rsl_tbptt.tools.simulate.episodes import EpisodeFacts
 from rsl_tbptt.tools.simulate.heads import WatchedHeads

@@ -20,12 +20,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.core.memory import MemoryPlan
-from rsl_tbptt.files import read_config
+from rsl_tbptt.files import AGENT, ENV, read_config
 from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt.tools.platforms import (
-    ENV,
     PLATFORMS,
     Platform,
     Simulation,
@@ -33,7 +31,7 @@ from rsl_tbptt.tools.platforms import (
     load_platform,
     platform_of,
 )
-from rsl_tbptt.tools.platforms.named_code import is_allowed
+from rsl_tbptt.tools.platforms.noted import is_allowed
 from rsl_tbptt.tools.progress import track
 
 ALGORITHMS = ("TbpttDistillation", "TbpttPPO")

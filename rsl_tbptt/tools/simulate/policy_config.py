@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.checkpoints.describing import AGENT, agent_config
+from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core.scan import CELLS
-from rsl_tbptt.files import read_config
+from rsl_tbptt.files import AGENT, read_config
 from rsl_tbptt.tools.platforms import load_platform, platform_of
-from rsl_tbptt.tools.platforms.named_code import PACKAGES, is_dotted, is_within
+from rsl_tbptt.tools.platforms.noted import PACKAGES, is_dotted, is_within
 
 require_era(MODELS_ERA, "rsl_tbptt.tools.simulate.policy_config")
 
