@@ -16,7 +16,8 @@ from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.health import HealthLog
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
-from rsl_tbptt.algorithms.options import ACT_LATER, Options, check_runner_keys, positive
+from rsl_tbptt.algorithms.option_checks import positive
+from rsl_tbptt.algorithms.options import ACT_LATER, Options, check_runner_keys
 from rsl_tbptt.algorithms.replay import Replay, observed_groups
 from rsl_tbptt.algorithms.step_checks import StepChecks, tensor_groups
 from rsl_tbptt.algorithms.transaction import Transaction

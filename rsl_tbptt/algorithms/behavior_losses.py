@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import torch
 
-from rsl_tbptt.algorithms.options import Rule, are_integers, between, parse_fields
+from rsl_tbptt.algorithms.option_checks import Rule, are_integers, between, parse_fields
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, import_function
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses

@@ -28,11 +28,11 @@ from rsl_tbptt.algorithms.extensions.weights import SampleWeights
 from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import set_rate, step_at, step_batches, update_normalization
+from rsl_tbptt.algorithms.option_checks import takes
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
     has_attributes_of,
-    takes,
 )
 from rsl_tbptt.algorithms.replay import set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience

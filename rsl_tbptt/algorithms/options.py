@@ -2,15 +2,22 @@
 
 import dataclasses
 import difflib
-import inspect
 import math
-import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+from rsl_tbptt.algorithms.option_checks import (
+    Rule,
+    T,
+    between,
+    count,
+    is_finite,
+    parse_fields,
+    positive,
+    warn_all,
+)
 from rsl_tbptt.core.scan import check_engine
 from rsl_tbptt.core.windows import Tail
 
@@ -18,104 +25,6 @@ if TYPE_CHECKING:  # configs import this module where rsl_rl may not be there
     from rsl_rl.storage import RolloutStorage
 
     from rsl_tbptt.compat.versions import MLPModel
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A check of one value, attached to its type: ``Annotated[int, count()]``."""
-
-    accepts: Callable[[Any], bool]
-    expected: str
-    hint: str = ""
-    """An alternative that the message proposes at its end."""
-
-    def __call__(self, name: str, value: Any) -> None:
-        """Check ``value``.
-
-        Raises:
-            ValueError: If it is refused.
-        """
-        if not self.accepts(value):
-            raise ValueError(f"{name} is {value!r}, expected {self.expected}.{self.hint}")
-
-
-def count(least: int = 1, hint: str = "") -> Rule:
-    """Accept integers of at least ``least``."""
-    return Rule(
-        lambda value: type(value) is int and value >= least,  # bool is another type
-        f"an integer of at least {least}",
-        hint,
-    )
-
-
-def are_integers(values: Any, least: int) -> bool:
-    """Return whether ``values`` is a list of integers of at least ``least``."""
-    return isinstance(values, list | tuple) and all(map(count(least).accepts, values))
-
-
-def positive(*also: float, hint: str = "") -> Rule:
-    """Accept positive, finite numbers, and the numbers in ``also`` (0 or inf)."""
-    return Rule(
-        lambda value: value in also or (is_finite(value) and value > 0), "a positive number", hint
-    )
-
-
-def between(low: float, high: float, hint: str = "") -> Rule:
-    """Accept finite numbers from ``low`` to ``high``; either may be infinite."""
-    least = "" if low == -math.inf else f" of at least {low:g}"
-    bounds = least if high == math.inf else f" from {low:g} to {high:g}"
-    expected = f"a finite number{bounds}"
-    return Rule(lambda value: is_finite(value) and low <= value <= high, expected, hint)
-
-
-_FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
-_UPDATES = Rule(
-    lambda value: value == "auto" or count().accepts(value),
-    "'auto' or an integer of at least 1",
-    " Use None to keep the rate.",
-)
-_ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
-
-
-T = TypeVar("T")
-
-
-def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
-    """Build a dataclass of options and run the checks in each field's type.
-
-    None is accepted if the type allows it. A ``Literal`` without a check accepts its choices,
-    a ``bool`` no text.
-
-    Args:
-        cls: The dataclass.
-        options: Values by name.
-        whose: The owner of the options, for messages.
-        prefix: Prepended to option names in messages.
-
-    Raises:
-        ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
-    """
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for name in options:
-        if name not in hints:
-            near = difflib.get_close_matches(str(name), list(hints), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known options are {list(hints)}."
-            raise ValueError(f"Unknown option '{name}' of {whose}: {hint}")
-    parsed = cls(**options)
-    for name, annotation in hints.items():
-        value, checks = getattr(parsed, name), []
-        if typing.get_origin(annotation) is Annotated:
-            annotation, *checks = typing.get_args(annotation)
-        choices = typing.get_args(annotation)
-        if value is None and type(None) in choices:
-            continue
-        if typing.get_origin(annotation) is Literal and not checks:
-            checks = [Rule(choices.__contains__, " or ".join(map(repr, choices)))]
-        if annotation is bool:
-            checks = [_FLAG]
-        for check in checks:
-            check(prefix + name, value)
-    return parsed
 
 
 def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
@@ -137,16 +46,12 @@ def beyond_rollout(name: str, value: int | None, num_steps: int) -> Iterator[str
         )
 
 
-def warn_all(messages: Iterable[str]) -> None:
-    """Warn with the stack level of the constructor's caller."""
-    for message in messages:
-        warnings.warn(message, stacklevel=4)
-
-
-def is_finite(value: object) -> bool:
-    """Return whether ``value`` is a number other than NaN and inf."""
-    return isinstance(value, Real) and math.isfinite(value)
-
+_UPDATES = Rule(
+    lambda value: value == "auto" or count().accepts(value),
+    "'auto' or an integer of at least 1",
+    " Use None to keep the rate.",
+)
+_ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
 
 ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not clip.")]
 """Configs of rsl_rl's PPO disable clipping by inf, which is accepted too."""
@@ -746,8 +651,6 @@ def has_attributes_of(options: type[Options]) -> Callable[[type[T]], type[T]]:
     return declare
 
 
-P = ParamSpec("P")
-
 RUNNER_KEYS = """
     actor algorithm check_for_nan clip_actions class_name critic device empirical_normalization
     experiment_name init_at_random_ep_len keep_best keep_last load_checkpoint
@@ -789,31 +692,6 @@ class RunnerArguments:
 
     symmetry_cfg: dict[str, Any] | None = None
     """rsl_rl's config of symmetries, or None."""
-
-
-def takes(
-    arguments: Callable[P, object],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a constructor the signature of a dataclass; its body stays as it is written.
-
-    Args:
-        arguments: The dataclass. Its fields become the parameters, with types and defaults.
-
-    Returns:
-        A decorator of ``__init__``.
-    """
-    parameters = inspect.signature(arguments).parameters.items()
-    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-    def declare(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        # Without the checks that the types carry; names of rsl_rl are those of the constructor.
-        types = typing.get_type_hints(arguments, localns=constructor.__globals__)
-        typed = [parameter.replace(annotation=types[name]) for name, parameter in parameters]
-        signature = inspect.Signature([self, *typed], return_annotation=None)
-        vars(constructor)["__signature__"] = signature
-        return constructor
-
-    return declare
 
 
 @dataclass

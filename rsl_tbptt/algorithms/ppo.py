@@ -25,7 +25,8 @@ from rsl_tbptt.algorithms.optimizers import (
     step_batches,
     update_normalization,
 )
-from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attributes_of, takes
+from rsl_tbptt.algorithms.option_checks import takes
+from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attributes_of
 from rsl_tbptt.algorithms.ppo_rollouts import PpoRollouts
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing

@@ -12,7 +12,8 @@ from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.imitation import Imitation
-from rsl_tbptt.algorithms.options import PpoOptions, warn_all
+from rsl_tbptt.algorithms.option_checks import warn_all
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel
 

@@ -16,7 +16,7 @@ from torch import distributed, nn
 from rsl_tbptt.algorithms.behavior_losses import own_loss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
-from rsl_tbptt.algorithms.options import Rule, are_integers, count, parse_fields, positive
+from rsl_tbptt.algorithms.option_checks import Rule, are_integers, count, parse_fields, positive
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses

@@ -34,7 +34,7 @@ from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.frames import FrameObs
 from rsl_tbptt.algorithms.optimizers import step_batches
-from rsl_tbptt.algorithms.options import parse_fields
+from rsl_tbptt.algorithms.option_checks import parse_fields
 from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import hidden_state, losses

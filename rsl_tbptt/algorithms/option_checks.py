@@ -1,0 +1,139 @@
+"""Checks of options: rules in the types of a dataclass's fields, and signatures made of them."""
+
+import difflib
+import inspect
+import math
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check of one value, attached to its type: ``Annotated[int, count()]``."""
+
+    accepts: Callable[[Any], bool]
+    expected: str
+    hint: str = ""
+    """An alternative that the message proposes at its end."""
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Check ``value``.
+
+        Raises:
+            ValueError: If it is refused.
+        """
+        if not self.accepts(value):
+            raise ValueError(f"{name} is {value!r}, expected {self.expected}.{self.hint}")
+
+
+def count(least: int = 1, hint: str = "") -> Rule:
+    """Accept integers of at least ``least``."""
+    return Rule(
+        lambda value: type(value) is int and value >= least,  # bool is another type
+        f"an integer of at least {least}",
+        hint,
+    )
+
+
+def are_integers(values: Any, least: int) -> bool:
+    """Return whether ``values`` is a list of integers of at least ``least``."""
+    return isinstance(values, list | tuple) and all(map(count(least).accepts, values))
+
+
+def positive(*also: float, hint: str = "") -> Rule:
+    """Accept positive, finite numbers, and the numbers in ``also`` (0 or inf)."""
+    return Rule(
+        lambda value: value in also or (is_finite(value) and value > 0), "a positive number", hint
+    )
+
+
+def between(low: float, high: float, hint: str = "") -> Rule:
+    """Accept finite numbers from ``low`` to ``high``; either may be infinite."""
+    least = "" if low == -math.inf else f" of at least {low:g}"
+    bounds = least if high == math.inf else f" from {low:g} to {high:g}"
+    expected = f"a finite number{bounds}"
+    return Rule(lambda value: is_finite(value) and low <= value <= high, expected, hint)
+
+
+_FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
+
+
+def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
+    """Build a dataclass of options and run the checks in each field's type.
+
+    None is accepted if the type allows it. A ``Literal`` without a check accepts its choices,
+    a ``bool`` no text.
+
+    Args:
+        cls: The dataclass.
+        options: Values by name.
+        whose: The owner of the options, for messages.
+        prefix: Prepended to option names in messages.
+
+    Raises:
+        ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in options:
+        if name not in hints:
+            near = difflib.get_close_matches(str(name), list(hints), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known options are {list(hints)}."
+            raise ValueError(f"Unknown option '{name}' of {whose}: {hint}")
+    parsed = cls(**options)
+    for name, annotation in hints.items():
+        value, checks = getattr(parsed, name), []
+        if typing.get_origin(annotation) is Annotated:
+            annotation, *checks = typing.get_args(annotation)
+        choices = typing.get_args(annotation)
+        if value is None and type(None) in choices:
+            continue
+        if typing.get_origin(annotation) is Literal and not checks:
+            checks = [Rule(choices.__contains__, " or ".join(map(repr, choices)))]
+        if annotation is bool:
+            checks = [_FLAG]
+        for check in checks:
+            check(prefix + name, value)
+    return parsed
+
+
+def warn_all(messages: Iterable[str]) -> None:
+    """Warn with the stack level of the constructor's caller."""
+    for message in messages:
+        warnings.warn(message, stacklevel=4)
+
+
+def is_finite(value: object) -> bool:
+    """Return whether ``value`` is a number other than NaN and inf."""
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def takes(
+    arguments: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give a constructor the signature of a dataclass; its body stays as it is written.
+
+    Args:
+        arguments: The dataclass. Its fields become the parameters, with types and defaults.
+
+    Returns:
+        A decorator of ``__init__``.
+    """
+    parameters = inspect.signature(arguments).parameters.items()
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    def declare(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        # Without the checks that the types carry; names of rsl_rl are those of the constructor.
+        types = typing.get_type_hints(arguments, localns=constructor.__globals__)
+        typed = [parameter.replace(annotation=types[name]) for name, parameter in parameters]
+        signature = inspect.Signature([self, *typed], return_annotation=None)
+        vars(constructor)["__signature__"] = signature
+        return constructor
+
+    return declare
