@@ -1,10 +1,14 @@
 """Print sizes of this repository as one Markdown table: `make stats`.
 
 Lines of code are the lines of Python files without blank lines, comments and docstrings.
+`python -m scripts.ci.stats --write` writes the table into CONTRIBUTING.md instead, and
+tests/scripts/test_stats.py keeps the sizes from growing beyond it.
 """
 
+import argparse
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +17,31 @@ from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "rsl_tbptt"
+MARK = "<!-- stats -->\n"
+"""What CONTRIBUTING.md has in front of the table, with which it ends."""
 LONGEST = 3
 """Number of longest classes and functions in the table."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
 def main() -> None:
-    """Print the table."""
-    print(tabulate(table(ROOT), ("what", "number"), tablefmt="github", disable_numparse=True))
+    """Print the table, or write it into CONTRIBUTING.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write it into CONTRIBUTING.md")
+    write = parser.parse_args().write
+    text = tabulate(table(ROOT), ("what", "number"), tablefmt="github", disable_numparse=True)
+    if write:
+        page = ROOT / "CONTRIBUTING.md"
+        before = page.read_text(encoding="utf-8").partition(MARK)[0]
+        page.write_text(f"{before}{MARK}{text}\n", encoding="utf-8")
+    else:
+        print(text)
+
+
+def sizes(page: str) -> dict[str, int]:
+    """Return the numbers of a page's table by name; of the longest ones the longest."""
+    rows = re.findall(r"^\| ([\w ,/]+?) +\| (\d+)", page.partition(MARK)[2], re.MULTILINE)
+    return {name: int(number) for name, number in reversed(rows)}
 
 
 def table(root: Path) -> list[tuple[str, str]]:
@@ -32,6 +53,9 @@ def table(root: Path) -> list[tuple[str, str]]:
         if number := sum(map(_lines, folder.rglob("*.py"))):
             name = folder.relative_to(root).as_posix()
             rows.append((f"lines of code, {name}", f"{number}"))
+    rows.append((f"Python files, {PACKAGE}", f"{len([*(root / PACKAGE).rglob('*.py')])}"))
+    words = sum(len(path.read_text("utf-8").split()) for path in (root / "docs").rglob("*.md"))
+    rows.append(("words, docs", f"{words}"))
     for what, kinds in (
         ("class", ast.ClassDef),
         ("function", (ast.FunctionDef, ast.AsyncFunctionDef)),

@@ -10,7 +10,7 @@ from support.tutorial_pages import arguments, follow, rsl_tbptt
 
 from scripts.notebooks import ROOT
 
-pytestmark = pytest.mark.isaaclab
+pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
 SHORT = ["env.episode_length_s=0.2"]
 """Six steps, so that episodes end and rewards are printed."""

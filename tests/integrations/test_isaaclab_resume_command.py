@@ -10,7 +10,7 @@ from support.killed_training import in_shell, kill_once_there, tool, words_of
 
 from rsl_tbptt.files import read_config
 
-pytestmark = pytest.mark.isaaclab
+pytestmark = [pytest.mark.isaaclab, pytest.mark.long]  # starts the simulator three times
 
 CHANGED = [
     *("agent.save_interval=2", "agent.algorithm.gradient_length=8", "env.episode_length_s=5.5"),
