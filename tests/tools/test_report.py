@@ -18,7 +18,7 @@ from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.commands.cli import command_parser, main
 from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, log_ticks, style, thinned, ticks
 from rsl_tbptt.tools.runs.report import MOST_BYTES, TEMPLATE, report
-from rsl_tbptt.tools.runs.run_facts import RunFacts
+from rsl_tbptt.tools.runs.resume import RunFacts
 from rsl_tbptt.tools.simulate.evaluate import summarise
 
 AGENT = {
@@ -262,7 +262,7 @@ def test_a_run_near_the_root_names_its_teacher_as_noted(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", platform="isaaclab")
     monkeypatch.setattr(Path, "resolve", lambda self: Path("/", self.name))
     facts = RunFacts(run)  # its folder is /run now
-    facts._agent = AGENT
+    facts.agent = AGENT
     assert facts._teacher() == Path(AGENT["load_checkpoint"])
 
 

@@ -13,7 +13,7 @@ from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import Trained, Training, load_platform
 from rsl_tbptt.tools.platforms.noted import noted_settings
 from rsl_tbptt.tools.runs import resume
-from rsl_tbptt.tools.runs.resume import device_of, last_iteration
+from rsl_tbptt.tools.runs.resume import RunFacts, device_of
 
 isaaclab, mjlab = load_platform("isaaclab"), load_platform("mjlab")
 
@@ -160,8 +160,9 @@ def test_the_last_iteration_counts_from_the_checkpoint_that_the_training_loaded(
 ):
     for number in files:
         (tmp_path / f"model_{number}.pt").touch()
-    agent = AGENT | {"load_checkpoint": loaded, "resume": resumes}
-    assert last_iteration(tmp_path / f"model_{files[-1]}.pt", agent) == expected
+    facts = RunFacts(tmp_path)
+    facts.agent = AGENT | {"load_checkpoint": loaded, "resume": resumes}
+    assert facts.last_iteration() == expected
 
 
 def test_no_or_fewer_iterations_are_refused(run, settings, capsys):

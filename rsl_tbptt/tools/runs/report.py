@@ -35,7 +35,7 @@ from rsl_tbptt.tools.runs.run_doctor import (
     judge,
     read_curves,
 )
-from rsl_tbptt.tools.runs.run_facts import RunFacts, written
+from rsl_tbptt.tools.runs.resume import RunFacts, written
 from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")

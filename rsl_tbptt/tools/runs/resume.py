@@ -1,4 +1,4 @@
-"""Continue a training of Isaac Lab or mjlab with the platform's own command.
+"""Read a training's log folder, and continue the training with the platform's own command.
 
 rsl_rl saves ``model_k.pt`` after iteration k, so k + 1 iterations are done. A platform's command
 counts the iterations that it adds, and rsl_rl gives the first of them the number k again::
@@ -14,13 +14,23 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.checkpoints.reading import NUMBERED, latest_checkpoint, numbered_checkpoints
 from rsl_tbptt.files import AGENT, ENV, entry, read_config
-from rsl_tbptt.tools.platforms import Trained, Training, executable, load_platform, platform_in
+from rsl_tbptt.tools.platforms import (
+    Platform,
+    Trained,
+    Training,
+    executable,
+    load_platform,
+    platform_in,
+)
 
 KINDS = {
     **dict.fromkeys(("max_iterations", "seed"), int),
@@ -30,6 +40,12 @@ KINDS = {
 """Types of what commands take from an agent's config."""
 LOGS = ("logs", "rsl_rl")
 """Where both platforms log, below the working directory."""
+EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
+"""Name of TensorBoard's file, with the second at which a training began."""
+COMMIT = re.compile(r"--- git commit ---\s+([0-9a-f]{7,40})")
+"""The commit in rsl_rl's notes on a repository; older releases note none."""
+DIFF = "--- git diff ---"
+"""What follows in them before the changes."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,195 @@ class Resumption:
         return go + shlex.join(self.command if on_path else executable(self.command))
 
 
+class RunFacts:
+    """A log folder of a training, each file of which is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder."""
+        self.folder = folder.resolve()
+
+    @cached_property
+    def platform(self) -> Platform:
+        """The platform that wrote it."""
+        return load_platform(platform_in(self.folder))
+
+    @cached_property
+    def agent(self) -> dict[str, Any]:
+        """The agent's config, empty without a file; commands take names and numbers from it.
+
+        Raises:
+            ValueError: If it cannot be read, or a value is of another form.
+        """
+        agent = self._config(AGENT)
+        for name, kind in KINDS.items():
+            entry(agent, name, kind, self.folder / AGENT)
+        device = agent.get("device") or "cpu"
+        if not re.fullmatch(r"[a-z]+(:\d+)?", device):
+            raise ValueError(f"device is {device!r} in {self.folder / AGENT}, expected cpu or cuda:0.")
+        return agent
+
+    @cached_property
+    def num_envs(self) -> int | None:
+        """The number of environments, None if unknown.
+
+        Raises:
+            ValueError: If the environment's config cannot be read, or the number is none.
+        """
+        return entry(self._config(ENV), "scene.num_envs", int, self.folder / ENV)
+
+    def _config(self, file: Path) -> dict[str, Any]:
+        path = self.folder / file
+        return read_config(path) if path.is_file() else {}
+
+    @cached_property
+    def checkpoints(self) -> list[Path]:
+        """Its checkpoints, the newest first; none of them is read."""
+        return numbered_checkpoints(self.folder)
+
+    @cached_property
+    def trained(self) -> Trained | None:
+        """Its task and agent, None if they are unknown."""
+        if self.checkpoints:
+            with suppress(ValueError, OSError, ImportError):  # asks mjlab, if it is installed
+                return self.platform.find_trained(self.checkpoints[0])
+        return None
+
+    def facts(self) -> dict[str, str]:
+        """Return the known facts as text, by name."""
+        algorithm: Mapping[str, Any] = self.agent.get("algorithm") or {}
+        found = {
+            "task": self.trained and self.trained.task,
+            "platform": self.platform.TITLE,
+            "algorithm": str(algorithm.get("class_name") or "").rpartition(":")[2],
+            "newest checkpoint": self.checkpoints and self.checkpoints[0].name,
+            "environments": self.num_envs,
+            "seed": self.agent.get("seed"),
+            "began": self._began(),
+            "commit": ", ".join(self._commits()),
+        }
+        return {name: str(value) for name, value in found.items() if value not in (None, "", [])}
+
+    def _began(self) -> str | None:
+        seconds = [int(m[1]) for path in self.folder.iterdir() if (m := EVENTS.match(path.name))]
+        return written(min(seconds)) if seconds else None
+
+    def _commits(self) -> list[str]:
+        found = []
+        for path in sorted(self.folder.glob("git/*.diff")):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if match := COMMIT.search(text):
+                more = " with changes" if text.partition(DIFF)[2].strip() else ""
+                found.append(f"{path.stem} {match[1][:12]}{more}")
+        return found
+
+    def commands(self, evaluated: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Return the known commands for this training, with absolute paths.
+
+        Args:
+            evaluated: An evaluation; for rsl_rl alone it names the environment.
+        """
+        commands = {}
+        device = str(self.agent.get("device") or "cpu")
+        if self.checkpoints:
+            newest = self.checkpoints[0]
+            if self.trained and self.agent.get("max_iterations") and self.num_envs:
+                with suppress(ImportError):  # asks Isaac Lab about tasks that are not ours
+                    anew = self._training(
+                        self.trained,
+                        iterations=self.agent["max_iterations"],
+                        run_name=self.agent.get("run_name") or "run",
+                        checkpoint=self._teacher(),
+                    )
+                    commands["train"] = self._command(anew, device)
+                    with suppress(ValueError):  # no iteration is left
+                        rest = self.rest_of_training(newest, self.trained)
+                        commands["resume"] = self._command(rest, device)
+            checkpoint = ["--checkpoint", newest]
+            has_robots = self.platform.PROGRAM is not None
+            where = ["--env", evaluated["task"]] if evaluated and not has_robots else []
+            if has_robots:
+                commands["play"] = _tool("play", *checkpoint, "--device", device)
+            if has_robots or where:
+                commands["evaluate"] = _tool("evaluate", *checkpoint, *where, "--device", device)
+            if self.agent:
+                commands["export"] = _tool("export", *checkpoint, *where)
+        return commands | {"judge": _tool("doctor", self.folder)}
+
+    def _command(self, training: Training, device: str) -> str:
+        return shlex.join(self.platform.train_command(training, device=device))
+
+    def _teacher(self) -> Path | None:
+        """Return the checkpoint that the training was given."""
+        given = str(self.agent.get("load_checkpoint") or "")
+        if "/" in given:  # Isaac Lab notes it relative to the folder that holds logs/
+            above = self.folder.parents
+            path = above[3] / given if len(above) > 3 else Path(given)
+            return path if path.is_file() else Path(given)
+        path = self.folder.parent / str(self.agent.get("load_run")) / given
+        return path if self.agent.get("resume") and path.is_file() else None
+
+    def rest_of_training(
+        self,
+        checkpoint: Path,
+        trained: Trained,
+        *,
+        iterations: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Training:
+        """Return the training that goes on from a checkpoint to the end of its run.
+
+        Args:
+            checkpoint: ``model_<iteration>.pt`` or ``safe_<iteration>.pt`` in the log folder.
+            trained: Its task.
+            iterations: Iterations to go on for. None takes those that are left.
+            settings: What else the run had changed; see :class:`Training`.
+
+        Raises:
+            ValueError: If no iteration is left, or ``iterations`` is below 1.
+        """
+        if iterations is None:
+            iterations = self.last_iteration() - number_of(checkpoint)
+            if iterations < 1:
+                raise ValueError(
+                    f"{checkpoint} is the last of {self.agent['max_iterations']} iterations,"
+                    " expected some to be left: to train longer, name their number with"
+                    " --iterations."
+                )
+        elif iterations < 1:
+            raise ValueError(f"--iterations is {iterations}, expected at least 1.")
+        name = str(self.agent.get("run_name") or "run").removesuffix("_resumed")
+        return self._training(
+            trained,
+            iterations=iterations,
+            run_name=f"{name}_resumed",
+            checkpoint=checkpoint,
+            settings=settings or {},
+            video=(self.folder / "videos" / "train").is_dir(),
+        )
+
+    def _training(self, trained: Trained, **rest: Any) -> Training:
+        assert self.num_envs is not None
+        seed = self.agent.get("seed") or 0
+        return Training(
+            task=trained.task, agent=trained.agent, num_envs=self.num_envs, seed=seed, **rest
+        )
+
+    def last_iteration(self) -> int:
+        """Return the number of the last iteration that a run was to reach.
+
+        A run that continued another begins with the number of the checkpoint that it loaded. Where
+        the config has only a pattern of names, as after mjlab's ``--agent.resume True``, that is
+        the number of its first checkpoint. A run that loaded a teacher begins with 0: then its
+        first checkpoint has a smaller number than that file. If ``keep_last`` has deleted the first
+        checkpoints, the result may be too large.
+        """
+        oldest = number_of(self.checkpoints[-1])
+        match = NUMBERED.fullmatch(Path(str(self.agent.get("load_checkpoint"))).name)
+        loaded = int(match[1]) if match else oldest if self.agent.get("resume") else 0
+        first = loaded if loaded <= oldest else 0
+        return first + self.agent["max_iterations"] - 1
+
+
 def resumption(run: Path, *, task: str | None = None, iterations: int | None = None) -> Resumption:
     """Write the command that continues a training from its newest checkpoint that can be loaded.
 
@@ -69,98 +274,36 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
             the training was one of rsl_rl alone, or nothing tells its task.
     """
     checkpoint = latest_checkpoint(run.resolve())
-    folder = checkpoint.parent
-    platform = load_platform(platform_in(folder))
-    if platform.PROGRAM is None:
+    facts, folder = RunFacts(checkpoint.parent), checkpoint.parent
+    if facts.platform.PROGRAM is None:
         raise ValueError(
             f"{run} is a run of rsl_rl alone, expected one of Isaac Lab or mjlab: nothing notes its"
             f" script. In the script call runner.load('{checkpoint}') before runner.learn(...)."
         )
-    (agent, num_envs), trained = read_run(folder), platform.find_trained(checkpoint, task)
-    if num_envs is None or agent.get("max_iterations") is None:
+    agent, trained = facts.agent, facts.platform.find_trained(checkpoint, task)
+    if facts.num_envs is None or agent.get("max_iterations") is None:
         missing = f"scene.num_envs in {folder / ENV} or max_iterations in {folder / AGENT}"
         raise ValueError(f"There is no {missing}, expected the training's configs.")
-    settings, others = platform.noted_settings(folder, trained)
-    training = rest_of_training(
-        checkpoint,
-        agent=agent,
-        num_envs=num_envs,
-        trained=trained,
-        iterations=iterations,
-        settings=settings,
+    settings, others = facts.platform.noted_settings(folder, trained)
+    training = facts.rest_of_training(
+        checkpoint, trained, iterations=iterations, settings=settings
     )
+    number = number_of(checkpoint)
+    remarks = [
+        f"{training.iterations} iterations follow the newest checkpoint, {checkpoint.name}. rsl_rl"
+        f" numbers the first of them {number} again and the last {number + training.iterations - 1};"
+        f" max_iterations of the training was {agent['max_iterations']}.",
+        f"{folder} does not tell the number of processes and the environment variables: add those"
+        " of the training.",
+    ]
+    if others:
+        remarks.append(
+            "These settings differ from the task's, and only you know the option that sets them"
+            f" (a preset, for example): {', '.join(others)}."
+        )
     device = agent.get("device") or device_of(checkpoint)
-    remarks = [_count(training, agent), *_unknown(folder, others)]
-    command = platform.train_command(training, device=device)
+    command = facts.platform.train_command(training, device=device)
     return Resumption(command, _working_directory(folder), device, remarks)
-
-
-def read_run(folder: Path) -> tuple[dict[str, Any], int | None]:
-    """Read what commands take over from a run's configs as it stands: names, numbers, a device.
-
-    Args:
-        folder: Log folder of a training.
-
-    Returns:
-        The agent's config, empty without a file, and the number of environments, None if unknown.
-
-    Raises:
-        ValueError: If a config cannot be read, or a value is of another form.
-    """
-    agent, env = (
-        read_config(folder / file) if (folder / file).is_file() else {} for file in (AGENT, ENV)
-    )
-    for name, kind in KINDS.items():
-        entry(agent, name, kind, folder / AGENT)
-    device = agent.get("device") or "cpu"
-    if not re.fullmatch(r"[a-z]+(:\d+)?", device):
-        raise ValueError(f"device is {device!r} in {folder / AGENT}, expected cpu or cuda:0.")
-    return agent, entry(env, "scene.num_envs", int, folder / ENV)
-
-
-def rest_of_training(
-    checkpoint: Path,
-    *,
-    agent: Mapping[str, Any],
-    num_envs: int,
-    trained: Trained,
-    iterations: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Training:
-    """Return the training that goes on from a checkpoint to the end of its run.
-
-    Args:
-        checkpoint: ``model_<iteration>.pt`` or ``safe_<iteration>.pt`` in the log folder.
-        agent: The run's config of the agent.
-        num_envs: Environments of the run.
-        trained: Its task.
-        iterations: Iterations to go on for. None takes those that are left.
-        settings: What else the run had changed; see :class:`Training`.
-
-    Raises:
-        ValueError: If no iteration is left, or ``iterations`` is below 1.
-    """
-    if iterations is None:
-        iterations = last_iteration(checkpoint, agent) - number_of(checkpoint)
-        if iterations < 1:
-            raise ValueError(
-                f"{checkpoint} is the last of {agent['max_iterations']} iterations, expected some"
-                " to be left: to train longer, name their number with --iterations."
-            )
-    elif iterations < 1:
-        raise ValueError(f"--iterations is {iterations}, expected at least 1.")
-    name = str(agent.get("run_name") or "run").removesuffix("_resumed")
-    return Training(
-        task=trained.task,
-        agent=trained.agent,
-        num_envs=num_envs,
-        iterations=iterations,
-        seed=agent.get("seed") or 0,
-        run_name=f"{name}_resumed",
-        checkpoint=checkpoint,
-        settings=settings or {},
-        video=(checkpoint.parent / "videos" / "train").is_dir(),
-    )
 
 
 def number_of(checkpoint: Path) -> int:
@@ -168,22 +311,6 @@ def number_of(checkpoint: Path) -> int:
     match = NUMBERED.fullmatch(checkpoint.name)
     assert match is not None  # as found in a folder
     return int(match[1])
-
-
-def last_iteration(checkpoint: Path, agent: Mapping[str, Any]) -> int:
-    """Return the number of the last iteration that a run was to reach.
-
-    A run that continued another begins with the number of the checkpoint that it loaded. Where the
-    config has only a pattern of names, as after mjlab's ``--agent.resume True``, that is the number
-    of its first checkpoint. A run that loaded a teacher begins with 0: then its first checkpoint
-    has a smaller number than that file. If ``keep_last`` has deleted the first checkpoints, the
-    result may be too large.
-    """
-    oldest = number_of(numbered_checkpoints(checkpoint.parent)[-1])
-    match = NUMBERED.fullmatch(Path(str(agent.get("load_checkpoint"))).name)
-    loaded = int(match[1]) if match else oldest if agent.get("resume") else 0
-    first = loaded if loaded <= oldest else 0
-    return first + agent["max_iterations"] - 1
 
 
 def device_of(checkpoint: Path) -> str:
@@ -200,35 +327,18 @@ def device_of(checkpoint: Path) -> str:
     return next((location for location in found if location != "cpu"), "cpu")
 
 
-def _count(training: Training, agent: Mapping[str, Any]) -> str:
-    """Say how iterations are counted."""
-    assert training.checkpoint is not None
-    number = number_of(training.checkpoint)
-    return (
-        f"{training.iterations} iterations follow the newest checkpoint,"
-        f" {training.checkpoint.name}. rsl_rl numbers the first of them {number} again and the last"
-        f" {number + training.iterations - 1}; max_iterations of the training was"
-        f" {agent['max_iterations']}."
-    )
-
-
-def _unknown(folder: Path, others: list[str]) -> list[str]:
-    """Say what the log folder does not tell."""
-    remarks = [
-        f"{folder} does not tell the number of processes and the environment variables: add those"
-        " of the training."
-    ]
-    if others:
-        remarks.append(
-            "These settings differ from the task's, and only you know the option that sets them"
-            f" (a preset, for example): {', '.join(others)}."
-        )
-    return remarks
-
-
 def _working_directory(folder: Path) -> Path:
     """Return the folder that holds logs/rsl_rl, otherwise the current one."""
     above = folder.parents
     if len(above) > 3 and (above[2].name, above[1].name) == LOGS:
         return above[3]
     return Path.cwd()
+
+
+def written(seconds: float) -> str:
+    """Format a time, in seconds since the epoch, in UTC."""
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+def _tool(*words: object) -> str:
+    return shlex.join(["rsl-tbptt", *map(str, words)])
