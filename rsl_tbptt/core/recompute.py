@@ -8,6 +8,7 @@ their graphs and are not recomputed; backward reaches and frees those first.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class LeftOut:
     """Most bytes of them that are kept."""
 
 
-_left_out: LeftOut | None = None
+_left_out = ContextVar[LeftOut | None]("_left_out", default=None)
 
 
 @contextmanager
@@ -51,18 +52,18 @@ def graphs_left_out() -> Iterator[LeftOut]:
     Yields:
         The largest sizes that :func:`graphs_seen` was given meanwhile.
     """
-    global _left_out
-    outer, _left_out = _left_out, LeftOut()
+    outer = _left_out.set(largest := LeftOut())
     try:
-        yield _left_out
+        yield largest
     finally:
-        _left_out = outer
+        _left_out.reset(outer)
 
 
 def graphs_seen(num_bytes: int, most: int) -> None:
     """Report the bytes of all graphs of a window, and the most bytes of them that are kept."""
-    if _left_out is not None and num_bytes > _left_out.num_bytes:
-        _left_out.num_bytes, _left_out.most = num_bytes, most
+    largest = _left_out.get()
+    if largest is not None and num_bytes > largest.num_bytes:
+        largest.num_bytes, largest.most = num_bytes, most
 
 
 def most_graph_bytes(device: torch.device, *, sparing: bool) -> int:
@@ -87,7 +88,7 @@ def in_parts(
     bytes_per_row = max(1, bytes_per_row)
     size = max(1, _at_once(rows.device) // bytes_per_row)
     num_kept = _kept(rows.device, sparing) // bytes_per_row
-    if _left_out is not None:
+    if _left_out.get() is not None:
         size, num_kept = _ROWS_LEFT_OUT, 0
     parts, num_again = rows.split(size), 0
     if torch.is_grad_enabled() and len(rows) > max(size, num_kept):

@@ -70,23 +70,20 @@ static inline operand to_operand(REAL x) { return x; }
 
 static inline REAL sigmoid(REAL x) { return (REAL)0.5 + (REAL)0.5 * tanh_of((REAL)0.5 * x); }
 
-static void copy_unless(int start, int64_t H, const REAL *from, operand *to)
-{
-    FOR_EACH_UNIT to[j] = start ? (operand)0 : to_operand(from[j]);
-}
-
-/* product: of i, f, g, o, which `gates` receives activated; it may be the same memory. c: the state
- * before the step. */
-void lstm_forward(int64_t N, int64_t H, int threads, int64_t input_stride, const operand *product,
-                  REAL *gates, const REAL *c_before, REAL *c_after, REAL *tanh_c, REAL *h,
-                  operand *next_input, const uint8_t *next_starts)
+/* Arguments are those of a cell in equations.c. An LSTM has no gates of x alone, and reads h only in
+ * its product.
+ *
+ * product: of i, f, g, o, which `gates` receives activated; it may be the same memory. */
+void lstm_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int64_t input_stride,
+                  const operand *product, REAL *gates, const REAL *input_gates,
+                  const REAL *h_before, const REAL *c_before, REAL *c_after, REAL *h,
+                  REAL *next_before, operand *next_input, const uint8_t *next_starts)
 {
     FOR_EACH_ENV {
         const operand *in_i = product + n * 4 * H, *in_f = in_i + H;
         const operand *in_g = in_f + H, *in_o = in_g + H;
         REAL *i = gates + n * 4 * H, *f = i + H, *g = f + H;
-        REAL *o = g + H, *tc = tanh_c + n * H, *out = h + n * H;
-        REAL *after = c_after + n * H;
+        REAL *o = g + H, *out = h + n * H, *after = c_after + n * H;
         const REAL *before = c_before + n * H;
         const int start = next_starts && next_starts[n];
         FOR_EACH_UNIT {
@@ -96,39 +93,42 @@ void lstm_forward(int64_t N, int64_t H, int threads, int64_t input_stride, const
             o[j] = sigmoid(from_operand(in_o[j]));
             const REAL c = f[j] * before[j] + i[j] * g[j];
             after[j] = start ? (REAL)0 : c;
-            tc[j] = tanh_of(c);
-            out[j] = o[j] * tc[j];
+            out[j] = o[j] * tanh_of(c);
         }
-        if (next_input)
-            copy_unless(start, H, out, next_input + n * input_stride);
+        if (!next_input)
+            continue;
+        operand *later_input = next_input + n * input_stride;
+        FOR_EACH_UNIT later_input[j] = start ? (operand)0 : to_operand(out[j]);
     }
 }
 
 /* gates: activated. grads: receives the gradients of what was activated; it may be the same memory.
- * dh_later: the gradient of h from step t + 1. dc: of c, from step t + 1 in, for step t - 1 out. */
-void lstm_backward(int64_t N, int64_t H, int threads, const REAL *gates, operand *grads,
-                   const REAL *c_before, const REAL *tanh_c, const REAL *grad_h,
-                   const uint8_t *later_starts, const operand *dh_later, REAL *dc)
+ * dh_gates: the gradient of h from step t + 1. carried: zeros for h, then the gradient of c, from
+ * step t + 1 in, for step t - 1 out. */
+void lstm_backward(int64_t N, int64_t H, int threads, int64_t before_stride, const REAL *gates,
+                   operand *grads, const REAL *input_gates, operand *input_grads,
+                   const REAL *h_before, const REAL *c_before, const REAL *grad_h,
+                   const uint8_t *later_starts, const operand *dh_gates, REAL *carried)
 {
     FOR_EACH_ENV {
         const REAL *gate_i = gates + n * 4 * H, *gate_f = gate_i + H;
         const REAL *gate_g = gate_f + H, *gate_o = gate_g + H;
         operand *grad_i = grads + n * 4 * H, *grad_f = grad_i + H;
         operand *grad_g = grad_f + H, *grad_o = grad_g + H;
-        REAL *dc_n = dc + n * H;
-        const REAL *before = c_before + n * H, *tc = tanh_c + n * H;
-        const REAL *grad = grad_h + n * H;
-        const operand *later = dh_later + n * H;
+        REAL *dc = carried + (N + n) * H;
+        const REAL *before = c_before + n * H, *grad = grad_h + n * H;
+        const operand *later = dh_gates + n * H;
         const int start = later_starts && later_starts[n];
         FOR_EACH_UNIT {
             const REAL i = gate_i[j], f = gate_f[j], g = gate_g[j], o = gate_o[j];
+            const REAL tanh_c = tanh_of(f * before[j] + i * g);
             const REAL dh = grad[j] + (start ? (REAL)0 : from_operand(later[j]));
-            const REAL d = (start ? (REAL)0 : dc_n[j]) + dh * o * (1 - tc[j] * tc[j]);
+            const REAL d = (start ? (REAL)0 : dc[j]) + dh * o * (1 - tanh_c * tanh_c);
             grad_i[j] = to_operand(d * g * i * (1 - i));
             grad_f[j] = to_operand(d * before[j] * f * (1 - f));
             grad_g[j] = to_operand(d * i * (1 - g * g));
-            grad_o[j] = to_operand(dh * tc[j] * o * (1 - o));
-            dc_n[j] = d * f;
+            grad_o[j] = to_operand(dh * tanh_c * o * (1 - o));
+            dc[j] = d * f;
         }
     }
 }

@@ -180,6 +180,11 @@ OF_TORCH = {
 """Torch's own layers as cells, by their ``mode``; their parameters have the same order."""
 
 
+def cell_of(rnn: RecurrentLayers) -> Cell:
+    """Return the cell of recurrent layers."""
+    return rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
+
+
 def sru(gates: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
     """Spatially enhanced recurrent unit, LSTM form with a refined forget gate.
 

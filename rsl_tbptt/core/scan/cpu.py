@@ -42,7 +42,7 @@ import torch
 from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
+from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, RecurrentLayers, cell_of
 from rsl_tbptt.core.scan.equations import statements_of
 from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, scan_layers
 from rsl_tbptt.core.scan.products import (
@@ -69,101 +69,41 @@ def scan(
     """
     starts = episode_starts.contiguous()
     stops = starts.index_fill(0, torch.tensor(cuts), True) if cuts else starts
-    masks = starts, stops
-    if rnn.mode == "LSTM":
-        scan_layer = functools.partial(LstmScan.apply, masks)
-    else:
-        cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
-        scan_layer = functools.partial(CellScan.apply, cell, masks)
-    return scan_layers(rnn, inputs, state, scan_layer)
-
-
-class LstmScan(torch.autograd.Function):
-    """Differentiable scan of one LSTM layer; its backward pass may run once."""
-
-    @staticmethod
-    def forward(ctx: Any, masks: Tensors, dtype: torch.dtype, *layer: torch.Tensor) -> Tensors:
-        """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
-
-        Args:
-            ctx: Autograd context.
-            masks: Episode starts, shape (T, N), bool, contiguous; and the same with all steps
-                before which the gradient of the state stops.
-            dtype: Dtype of the operands of matrix products.
-            *layer: The tensors of the layer; see ``LayerScan``.
-        """
-        x_TND, h0_NH, c0_NH, *weights = layer
-        starts_TN, ctx.stops = masks
-        (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
-        functions = load_cells(full, dtype)
-        buffers = Buffers(
-            (dtype, (T, N, _columns_of_x(D) + H)),
-            (full, (T, N, 4 * H)),
-            (dtype, (T, N, 4 * H) if dtype != full else (0,)),
-            (full, (T + 1, N, H)),
-            (full, (T, N, H)),
-        )
-        inputs, gates, grads, cells, tanh_cells = buffers.tensors
-        outputs = x_TND.new_empty(T, N, H)
-        hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
-        cells[0] = c0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
-        _run_forward(
-            functions.lstm_forward,
-            prepare(_product_of_lstm, N, dtype, *weights),
-            inputs,
-            (gates, grads),
-            (inputs.stride(1),),
-            (gates, cells[:-1], cells[1:], tanh_cells, outputs),
-            (hidden, starts_TN),
-        )
-        ctx.save_for_backward(*weights[:2])
-        ctx.buffers, ctx.step = buffers, functions.lstm_backward
-        ctx.needs_h0 = ctx.needs_input_grad[3]
-        return outputs, cells[-1].clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad_outputs: torch.Tensor, grad_cell: torch.Tensor) -> Gradients:
-        """Return gradients, shaped as ``forward``'s tensors; they overwrite the gates."""
-        inputs, gates, grads, cells, tanh_cells = ctx.buffers.take()
-        w_ih, w_hh = ctx.saved_tensors
-        (T, N, H), D, full, dtype = tanh_cells.shape, w_ih.shape[1], gates.dtype, inputs.dtype
-        grads = gates if dtype == full else grads
-        # C reads it row by row, but a plain copy would keep the strides of its source.
-        dc = grad_cell.clone(memory_format=torch.contiguous_format)
-        tensors = (gates, grads, cells[:-1], tanh_cells, grad_outputs.contiguous())
-        dh = _run_backward(ctx, grads, w_hh, (), tensors, dc)
-        for gradient in (dh, dc):
-            gradient.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
-        flat_grads, dx = grads.flatten(0, 1), None
-        with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
-            if ctx.needs_input_grad[2]:
-                dx = multiply(flat_grads, w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
-            dw = multiply_columns(flat_grads, inputs.flatten(0, 1)).to(full)
-        dw_ih, db, dw_hh = dw[:, :D], dw[:, D], dw[:, -H:]
-        ctx.buffers.release()
-        return None, None, dx, dh.to(full), dc, dw_ih, dw_hh, db, db
+    return scan_layers(
+        rnn, inputs, state, functools.partial(CellScan.apply, cell_of(rnn), starts, stops)
+    )
 
 
 class CellScan(torch.autograd.Function):
-    """Differentiable scan of one layer of a ``Cell`` or a GRU; its backward pass may run once.
+    """Differentiable scan of one layer; its backward pass may run once.
 
     Gates that depend on x alone come from one product over the window, the others from a step's.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, cell: Cell, masks: Tensors, dtype: torch.dtype, *layer: torch.Tensor
+        ctx: Any,
+        cell: Cell,
+        starts_TN: torch.Tensor,
+        stops_TN: torch.Tensor,
+        dtype: torch.dtype,
+        *layer: torch.Tensor,
     ) -> Tensors:
         """Return the outputs, shape (T, N, H), and the second state after step T-1 if there is one.
 
-        Arguments besides the cell are those of ``LstmScan.forward``.
+        Args:
+            ctx: Autograd context.
+            cell: Kind of layer.
+            starts_TN: Episode starts, bool, contiguous.
+            stops_TN: The same with all steps before which the gradient of the state stops.
+            dtype: Dtype of the operands of matrix products.
+            *layer: The tensors of the layer; see ``LayerScan``.
         """
         x_TND, h0_NH, *second, w_ih, w_hh, b_ih, b_hh = layer
-        starts_TN, ctx.stops = masks
         (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
         width_of_step, width_of_x, short = len(w_hh), cell.input_gates * H, dtype != full
-        forward, backward = _functions_of(cell, full, dtype)
-        buffers = Buffers(
+        step, ctx.step = _functions_of(cell, full, dtype)
+        ctx.buffers = Buffers(
             (dtype, (T, N, _columns_of_x(D) + H)),
             (full, (T, N, width_of_step)),
             (dtype, (T, N, width_of_step) if short else (0,)),
@@ -172,27 +112,30 @@ class CellScan(torch.autograd.Function):
             (full, (T, N, H) if short else (0,)),
             (full, (T + 1, N, H if second else 0)),
         )
-        inputs, gates, grads, input_gates, _, before, seconds = buffers.tensors
+        inputs, gates, grads, input_gates, _, before, seconds = ctx.buffers.tensors
         outputs = x_TND.new_empty(T, N, H)
-        hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
+        hidden = inputs[..., _columns_of_x(D) :]
+        inputs[..., :D] = x_TND
+        inputs[..., D] = 1.0
+        inputs[..., D + 1 : _columns_of_x(D)] = 0.0
         before = before if short else hidden
-        for states, first in ((before, h0_NH), *((seconds, each) for each in second)):
+        firsts = (hidden, h0_NH), (before, h0_NH), *((seconds, each) for each in second)
+        for states, first in firsts:
             states[0] = first.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product, factor = prepare(_products_of(cell), N, dtype, w_ih, w_hh, b_ih, b_hh)
         x_and_one = inputs.flatten(0, 1)[:, : D + 1]
         multiply(x_and_one, factor, out=input_gates.flatten(0, 1))
-        _run_forward(
-            forward,
-            product,
-            inputs,
-            (gates, grads),
-            (before.stride(1), inputs.stride(1)),
-            (gates, input_gates, before, seconds[:-1], seconds[1:], outputs),
-            (before, hidden, starts_TN),
-        )
+        multiply_by, factors, takes_out = product
+        sizes = N, H, torch.get_num_threads(), before.stride(1), inputs.stride(1)
+        now = gates, input_gates, before, seconds[:-1], seconds[1:], outputs
+        at = [*map(_addresses, now), *map(_addresses_after, (before, hidden, starts_TN))]
+        # Products go to the gates, or into one shared buffer if the gates have a longer dtype.
+        outs = grads[:1].expand_as(gates) if short else gates
+        for row, out, addresses in zip(inputs, outs, zip(*at, strict=True), strict=True):
+            of_gates = multiply_by(row, *factors, **({"out": out} if takes_out else {}))
+            step(*sizes, of_gates.data_ptr(), *addresses)  # ``of_gates`` must stay alive until here
         ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.step, ctx.cell = buffers, backward, cell
-        ctx.needs_h0 = ctx.needs_input_grad[4]
+        ctx.stops, ctx.cell, ctx.needs_h0 = stops_TN, cell, ctx.needs_input_grad[5]
         return outputs, *(seconds[-1].clone() for _ in second)
 
     @staticmethod
@@ -207,12 +150,12 @@ class CellScan(torch.autograd.Function):
         carried = torch.stack((grad_outputs.new_zeros(N, H), *grad_second))
         tensors = (gates, grads, input_gates, input_grads, before, seconds[:-1])
         tensors = (*tensors, grad_outputs.contiguous())
-        carried[0] += _run_backward(ctx, grads, w_hh, (before.stride(1),), tensors, carried)
+        carried[0] += _run_backward(ctx, grads, w_hh, before.stride(1), tensors, carried)
         carried.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
         flat_inputs, of_step, of_x = (t.flatten(0, 1) for t in (inputs, grads, input_grads))
         dx = None
         with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
-            if ctx.needs_input_grad[3]:
+            if ctx.needs_input_grad[4]:
                 weights, no_others = w_ih.to(dtype), both == of_step.shape[1]
                 dx = (multiply if no_others else torch.mm)(of_step[:, :both], weights[:both])
                 dx = dx.addmm_(of_x, weights[both:])
@@ -221,52 +164,15 @@ class CellScan(torch.autograd.Function):
             dw_of_x = multiply_columns(of_x, flat_inputs[:, : D + 1]).to(full)
         ctx.buffers.release()
         dw_ih, db_ih = torch.cat((dw[:both, : D + 1], dw_of_x)).split((D, 1), dim=1)
-        return None, None, None, dx, *carried, dw_ih, dw[:, -H:], db_ih.squeeze(1), dw[:, D]
-
-
-def _fill(
-    inputs: torch.Tensor, x_TND: torch.Tensor, h0_NH: torch.Tensor, starts_TN: torch.Tensor
-) -> torch.Tensor:
-    """Write ``[x | 1 | h']`` of step 0, and x and 1 of the others; return the columns of h'."""
-    D = x_TND.shape[-1]
-    inputs[..., :D] = x_TND
-    inputs[..., D] = 1.0
-    inputs[..., D + 1 : _columns_of_x(D)] = 0.0
-    hidden = inputs[..., _columns_of_x(D) :]
-    hidden[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
-    return hidden
-
-
-def _run_forward(
-    step: Any,
-    product: StepProduct,
-    inputs: torch.Tensor,
-    gates_and_grads: Tensors,
-    strides: tuple[int, ...],
-    tensors: Tensors,
-    of_next_step: Tensors,
-) -> None:
-    """Run a product and the function ``step`` of ``cells.c`` for each step.
-
-    ``step`` gets N, H, threads, strides and the product, then the address of this step's part of
-    each of ``tensors``, and of the next step's part of each of ``of_next_step``.
-    """
-    (gates, grads), (multiply_by, factors, takes_out) = gates_and_grads, product
-    sizes = inputs.shape[1], of_next_step[0].shape[-1], torch.get_num_threads(), *strides
-    # Products go to the gates, or into one shared buffer if the gates have a longer dtype.
-    outs = gates if gates.dtype == inputs.dtype else grads[:1].expand_as(gates)
-    at = [*map(_addresses, tensors), *map(_addresses_after, of_next_step)]
-    for row, out, addresses in zip(inputs, outs, zip(*at, strict=True), strict=True):
-        buffer = {"out": out} if takes_out else {}
-        of_gates = multiply_by(row, *factors, **buffer)  # must stay alive until step() has read it
-        step(*sizes, of_gates.data_ptr(), *addresses)
+        of_weights = dw_ih, dw[:, -H:], db_ih.squeeze(1), dw[:, D]
+        return None, None, None, None, dx, *carried, *of_weights
 
 
 def _run_backward(
     ctx: Any,
     grads: torch.Tensor,
     w_hh: torch.Tensor,
-    strides: tuple[int, ...],
+    before_stride: int,
     tensors: Tensors,
     carried: torch.Tensor,
 ) -> torch.Tensor:
@@ -276,7 +182,7 @@ def _run_backward(
         ctx: Autograd context.
         grads: Buffer that ``step`` writes the gates' gradients into. Shape: (T, N, G).
         w_hh: Hidden weights, shape (G, H).
-        strides: Arguments of ``step`` after N, H and threads.
+        before_stride: Elements between two environments' states.
         tensors: Tensors of all steps, shape (T, N, ...) each.
         carried: Gradient of the state that bypasses the gates; updated. Shape: (..., N, H).
 
@@ -284,7 +190,7 @@ def _run_backward(
         Gradient of the state before step 0 that went through the gates. Shape: (N, H).
     """
     N, H = carried.shape[-2:]
-    sizes = N, H, torch.get_num_threads(), *strides
+    sizes = N, H, torch.get_num_threads(), before_stride
     dh = carried.new_zeros(N, H, dtype=grads.dtype)
     multiply_by, factors, takes_out = prepare(step_product, N, grads.dtype, w_hh)
     at = [*map(_addresses, tensors), _addresses_after(ctx.stops)]
@@ -307,20 +213,6 @@ def _addresses_after(steps: torch.Tensor) -> list[int | None]:
     return [*_addresses(steps)[1:], None]
 
 
-def _product_of_lstm(num_envs: int, dtype: torch.dtype, *weights: torch.Tensor) -> StepProduct:
-    """Return the product of ``[x | 1 | h']`` with all weights."""
-    return step_product(num_envs, dtype, _joined(*weights).t())
-
-
-def _joined(
-    w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
-) -> torch.Tensor:
-    """Return ``[W_ih | b | W_hh]``, with zeros before ``W_hh``. Shape: (G, K)."""
-    G, D = w_ih.shape
-    zeros = w_ih.new_zeros(G, _columns_of_x(D) - D - 1)
-    return torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), zeros, w_hh), dim=1)
-
-
 def _columns_of_x(D: int) -> int:
     """Return P, the columns before h': those of x, the 1 and zeros up to a multiple of 8."""
     return -(-(D + 1) // 8) * 8
@@ -341,7 +233,9 @@ def _products_of(cell: Cell) -> Callable[..., tuple[StepProduct, torch.Tensor]]:
         H = w_hh.shape[1]
         both, no_rows = cell.gates * H, cell.hidden_gates * H
         of_x = functional.pad(w_ih[:both], (0, 0, 0, no_rows))
-        joined = _joined(of_x, w_hh, functional.pad(b_ih[:both], (0, no_rows)), b_hh)
+        bias = functional.pad(b_ih[:both], (0, no_rows)) + b_hh
+        zeros = w_ih.new_zeros(len(w_hh), _columns_of_x(w_ih.shape[1]) - w_ih.shape[1] - 1)
+        joined = torch.cat((of_x, bias.unsqueeze(1), zeros, w_hh), dim=1)
         factor = torch.cat((w_ih[both:], b_ih[both:, None]), dim=1)
         return step_product(num_envs, dtype, joined.t()), factor.to(dtype).t()
 
@@ -433,16 +327,9 @@ _FLAGS = (
 )
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
-_SIZES = (_INT, _INT, ctypes.c_int)
 _ARGUMENTS = {
-    "lstm_forward": (*_SIZES, _INT, *[_POINTER] * 8),
-    "lstm_backward": (*_SIZES, *[_POINTER] * 8),
-    "gru_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 10),
-    "gru_backward": (*_SIZES, _INT, *[_POINTER] * 10),
-}
-_ARGUMENTS_OF_A_CELL = {
-    "cell_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 10),
-    "cell_backward": (*_SIZES, _INT, *[_POINTER] * 10),
+    "forward": (_INT, _INT, ctypes.c_int, _INT, _INT, *[_POINTER] * 10),
+    "backward": (_INT, _INT, ctypes.c_int, _INT, *[_POINTER] * 10),
 }
 
 
@@ -491,19 +378,19 @@ def load_cells(
                 "scan_engine 'compiled' needs gcc with OpenMP on Linux, or another compiler named"
                 f" in CC; '{named}' failed: {reason}"
             ) from error
-    for name, arguments in (_ARGUMENTS if cell is None else _ARGUMENTS_OF_A_CELL).items():
-        function = getattr(cells, name)
-        function.argtypes, function.restype = arguments, None
+    for kind, name in itertools.product(("lstm", "gru") if cell is None else ("cell",), _ARGUMENTS):
+        function = getattr(cells, f"{kind}_{name}")
+        function.argtypes, function.restype = _ARGUMENTS[name], None
     return cells
 
 
 def _functions_of(cell: Cell, dtype: torch.dtype, operand_dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return a cell's step forward and backward: generated, but written by hand for a GRU."""
-    if cell is OF_TORCH["GRU"]:
-        written = load_cells(dtype, operand_dtype)
-        return written.gru_forward, written.gru_backward
-    generated = load_cells(dtype, operand_dtype, cell)
-    return generated.cell_forward, generated.cell_backward
+    """Return a cell's step forward and backward: generated, but written by hand for torch's."""
+    if OF_TORCH.get(cell.name) == cell:
+        kind, library = cell.name.lower(), load_cells(dtype, operand_dtype)
+    else:
+        kind, library = "cell", load_cells(dtype, operand_dtype, cell)
+    return getattr(library, f"{kind}_forward"), getattr(library, f"{kind}_backward")
 
 
 def _equations_in_c(cell: Cell) -> str:

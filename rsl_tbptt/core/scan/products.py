@@ -11,6 +11,7 @@ compiler avoids them by the same private functions that this module calls if tor
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +126,7 @@ def _is_of_amd() -> bool:
     return described.exists() and "AuthenticAMD" in described.read_text(encoding="utf-8")
 
 
-_kept: dict[Hashable, tuple[tuple[torch.Tensor, ...], Any]] | None = None
+_kept = ContextVar[dict[Hashable, tuple[Any, ...]] | None]("_kept", default=None)
 """Prepared values by key, stored with the weights to keep these alive: the key has their ids."""
 
 
@@ -135,13 +136,12 @@ def unchanged_weights() -> Iterator[None]:
 
     The steps of a window share packed weights; inside this context the windows share them, too.
     """
-    global _kept
-    outer, _kept = _kept, {}
+    outer = _kept.set({})
     torch.clear_autocast_cache()  # under your own autocast it has casts of the weights before
     try:
         yield
     finally:
-        _kept = outer
+        _kept.reset(outer)
         torch.clear_autocast_cache()
 
 
@@ -156,10 +156,11 @@ def prepare(
         dtype: Dtype of the operands of products.
         *weights: The weights, of any shape. The value is kept only if all are parameters.
     """
-    if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
+    kept = _kept.get()
+    if kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
         return make(num_envs, dtype, *weights)
     key = (make, num_envs, dtype, *map(id, weights))
-    if key not in _kept:
-        _kept[key] = weights, make(num_envs, dtype, *weights)
-    made: Prepared = _kept[key][1]
+    if key not in kept:
+        kept[key] = weights, make(num_envs, dtype, *weights)
+    made: Prepared = kept[key][1]
     return made

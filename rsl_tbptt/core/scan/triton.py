@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
+from rsl_tbptt.core.scan.cells import Cell, RecurrentLayers, cell_of
 from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, products_as_in_layers, scan_layers
 from rsl_tbptt.core.scan.products import prepare
 
@@ -60,8 +60,7 @@ def scan(
     Raises:
         NotImplementedError: If Triton is not installed.
     """
-    cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
-    scan_layer = functools.partial(CellScan.apply, cell, episode_starts.contiguous(), cuts)
+    scan_layer = functools.partial(CellScan.apply, cell_of(rnn), episode_starts.contiguous(), cuts)
     with torch.cuda.device_of(inputs):  # Triton launches on the current device
         return scan_layers(rnn, inputs, state, scan_layer)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.core.scan import ENGINES, Engine, is_supported, recurrent_scan, reference
+from rsl_tbptt.core.scan import ENGINES, Engine, is_supported, recurrent_scan, reference_scan
 
 CPU = torch.device("cpu")
 
@@ -19,28 +19,28 @@ def raises(*arguments):
 
 
 def wrong_values(*arguments):
-    outputs, state = reference.scan(*arguments)
+    outputs, state = reference_scan(*arguments)
     return 1.01 * outputs, state
 
 
 def wrong_last_state(*arguments):
-    outputs, state = reference.scan(*arguments)
+    outputs, state = reference_scan(*arguments)
     hidden, cell = as_tensors(state)
     return outputs, (hidden, 1.01 * cell)
 
 
 def wrong_gradient(*arguments):
-    outputs, state = reference.scan(*arguments)
+    outputs, state = reference_scan(*arguments)
     outputs.register_hook(lambda gradient: 1.01 * gradient)
     return outputs, state
 
 
 def ignores_episode_starts(rnn, inputs, state, episode_starts, cuts):
-    return reference.scan(rnn, inputs, state, torch.zeros_like(episode_starts), cuts)
+    return reference_scan(rnn, inputs, state, torch.zeros_like(episode_starts), cuts)
 
 
 def ignores_cuts(rnn, inputs, state, episode_starts, cuts):
-    return reference.scan(rnn, inputs, state, episode_starts, ())
+    return reference_scan(rnn, inputs, state, episode_starts, ())
 
 
 def right_once():
@@ -49,7 +49,7 @@ def right_once():
 
     def scan(*arguments):
         calls.append(1)
-        outputs, state = reference.scan(*arguments)
+        outputs, state = reference_scan(*arguments)
         return len(calls) * outputs, state
 
     return scan
@@ -99,7 +99,7 @@ def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype(monkeypatch):
     def counting(*arguments):
         nonlocal num_scans
         num_scans += 1
-        return reference.scan(*arguments)
+        return reference_scan(*arguments)
 
     for _ in range(3):
         assert choose(monkeypatch, counting) == "compiled"
@@ -127,7 +127,7 @@ def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch):
 def test_a_check_leaves_no_trace(mode, monkeypatch):
     case = make_case("LSTM", 1, 4, 3, 0.3)
     state = torch.get_rng_state()
-    monkeypatch.setitem(ENGINES, "compiled", Engine(reference.scan, "cpu"))
+    monkeypatch.setitem(ENGINES, "compiled", Engine(reference_scan, "cpu"))
     with mode():
         recurrent_scan(*case)
         assert not torch.is_grad_enabled()
