@@ -23,7 +23,7 @@ from rsl_tbptt.algorithms.replay_buffer import Experience
 from rsl_tbptt.algorithms.student import Student
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
-from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
+from rsl_tbptt.compat.checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.controller import has_parameters, with_controllers

@@ -21,7 +21,7 @@ from rsl_tbptt.algorithms.policy_losses import store_advantages
 from rsl_tbptt.algorithms.truncation_bootstrap import TruncationBootstrap, value_without_advancing
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import check_matches
-from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
+from rsl_tbptt.compat.checkpoints import as_models
 from rsl_tbptt.compat.versions import PPO, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState

@@ -18,15 +18,16 @@ if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.modules import GaussianDistribution
     from rsl_rl.utils import resolve_callable
 
-    from rsl_tbptt.compat.rsl_rl5_checkpoints import config_advice, teacher_state_dict
+    from rsl_tbptt.compat.checkpoints import config_advice, teacher_state_dict
 
     OWN_MODELS = (MLPModel, RNNModel, CNNModel)
     CLIPS_TOGETHER = False
 else:
     from rsl_rl.modules import RandomNetworkDistillation
 
-    from rsl_tbptt.compat.rsl_rl3_algorithms import PPO, Distillation
-    from rsl_tbptt.compat.rsl_rl3_models import (
+    from rsl_tbptt.compat.rsl_rl3 import (
+        PPO,
+        Distillation,
         GaussianDistribution,
         MLPModel,
         RNNModel,

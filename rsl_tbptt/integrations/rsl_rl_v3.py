@@ -8,7 +8,7 @@ algorithms of :mod:`rsl_tbptt.algorithms` around the networks of one ``policy`` 
                          | take the policy apart into models, rename the storage
                        TbpttDistillation, TbpttPPO (algorithms)           the update, unchanged
                          |
-                       Distillation, PPO (compat.rsl_rl3_algorithms)      rsl_rl 3.1.2's, of models
+                       Distillation, PPO (compat.rsl_rl3)                 rsl_rl 3.1.2's, of models
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
 from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
-from rsl_tbptt.compat.rsl_rl3_algorithms import ModelStorage, keep_with_optimizer  # noqa: E402
-from rsl_tbptt.compat.rsl_rl3_checkpoints import network_state  # noqa: E402
-from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of  # noqa: E402
+from rsl_tbptt.compat.checkpoints import network_state  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3 import (  # noqa: E402
+    ModelStorage,
+    fit_teacher,
+    keep_with_optimizer,
+    model_of,
+)
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 

@@ -10,7 +10,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +40,8 @@ from rsl_tbptt.runners import resume
 from rsl_tbptt.signals import STOPPED, StopSignals
 
 require_era(MODELS_ERA, "rsl_tbptt.runners")
+
+from rsl_rl.utils.logger import Logger  # noqa: E402, rsl_rl 3 has none
 
 __all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]
 
@@ -118,9 +119,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             health_log.write = self._write_health
         if (emergency_save := getattr(self.alg, "emergency_save", None)) is not None:
             emergency_save.handles_signals = False
-        logger: Any = self.logger
-        logger.log = partial(self._conclude_iteration, logger.log)
-        logger.init_logging_writer = partial(self._start_writer, logger.init_logging_writer)
+        self.logger = _Logger(self.logger, self._conclude_iteration)
         self._ranks = Ranks(together=self.is_distributed)
         self._writer = CheckpointWriter()
         self._resumed: list[dict[str, Any]] = []
@@ -197,22 +196,19 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             self._episodes_since = self.num_iterations
         return goes_on
 
-    def _start_writer(self, start: Callable[[], None]) -> None:
-        """Replace the logger's ``init_logging_writer``, which is ``start``."""
-        start()
-        if type(self.logger.writer).__module__.startswith("torch.utils.tensorboard"):
-            self.logger.writer = cast("Any", _TolerantWriter(self.logger.writer))
+    def _conclude_iteration(self, it: int, log: Callable[[int], None]) -> None:
+        """Log an iteration, and end the training there if a signal asks for it.
 
-    def _conclude_iteration(self, log: Callable[..., None], it: int, **logged: Any) -> None:
-        """Replace the logger's ``log``, which rsl_rl's loop calls after each update.
+        rsl_rl's loop then saves, on the first rank only, if a checkpoint is due.
 
-        The loop then saves, on the first rank only, if a checkpoint is due.
+        Args:
+            it: Number of the iteration.
+            log: Logs it, given the iteration from which the logger's time counts.
         """
         self.num_iterations = it + 1
         steps = self.cfg["num_steps_per_env"] * self.env.num_envs * self.gpu_world_size
         # The logger's time is that of all its iterations, including those before a resume.
-        logged["start_it"] = it - self.logger.tot_timesteps // steps
-        log(it=it, **logged)
+        log(it - self.logger.tot_timesteps // steps)
         self._of_other_ranks = None  # belongs to an earlier iteration
         self._signals.end_if_asked(self._ranks, self.device, self._save_and_stop)
         if it % self.cfg["save_interval"] == 0 or self.num_iterations == self._end:
@@ -378,6 +374,28 @@ class TbpttDistillationRunner(DistillationRunner, TbpttOnPolicyRunner):
     """rsl_rl's distillation runner with the checkpoints of :class:`TbpttOnPolicyRunner`."""
 
 
+class _Logger(Logger):
+    """rsl_rl's logger, which calls the runner after each update and tolerates a full disk."""
+
+    def __init__(
+        self, logger: Logger, conclude: Callable[[int, Callable[[int], None]], None]
+    ) -> None:
+        """Take over the state of a new logger, and the runner's method for :meth:`log`."""
+        vars(self).update(vars(logger))
+        self._conclude = conclude
+
+    def init_logging_writer(self) -> None:
+        """Start the writer."""
+        super().init_logging_writer()
+        if type(self.writer).__module__.startswith("torch.utils.tensorboard"):
+            self.writer = cast("Any", _TolerantWriter(self.writer))
+
+    def log(self, it: int, start_it: int, *args: Any, **values: Any) -> None:
+        """Log an iteration's values; see :meth:`TbpttOnPolicyRunner._conclude_iteration`."""
+        log = super().log
+        self._conclude(it, lambda start: log(it, start, *args, **values))
+
+
 class _TolerantWriter:
     """TensorBoard's writer; a full disk costs curves but does not end the training.
 
@@ -397,10 +415,12 @@ class _TolerantWriter:
         if time.monotonic() < self._again_at:
             return
         try:
+            if self._again_at:
+                self._writer = type(self._writer)(self._writer.log_dir, flush_secs=10)
+                self._again_at = 0.0
             self._writer.add_scalar(*args, **kwargs)
         except OSError as error:
             self._again_at = time.monotonic() + self.retry_seconds
-            self._writer.file_writer = None  # the next call opens another file
             if not self._warned:
                 self._warned = True
                 warnings.warn(

@@ -3,12 +3,12 @@
 import copy
 import random
 from datetime import date
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rsl_rl.utils.logger import Logger
 from support.numerics import with_signs_turned
 from support.safe_runs import NUM_ENVS, STOCK, assert_same, make_runner, model_cfg
 from torch.utils.tensorboard import SummaryWriter
@@ -247,15 +247,16 @@ def test_with_another_number_of_ranks_the_warning_names_replay_buffers(tmp_path)
         resumed.learn(1)
 
 
-def test_the_remaining_time_counts_the_iterations_before_a_resume(tmp_path):
+def test_the_remaining_time_counts_the_iterations_before_a_resume(tmp_path, monkeypatch):
+    starts, log = [], Logger.log
+
+    def noted(self, it, start_it, **values):
+        starts.append(start_it)
+        log(self, it, start_it, **values)
+
     make_runner(tmp_path).learn(2)
+    monkeypatch.setattr(Logger, "log", noted)
     resumed = make_runner(tmp_path)
-    starts = []
-    log = resumed.logger.log
-    resumed.logger.log = partial(
-        resumed._conclude_iteration,
-        lambda **logged: (starts.append(logged["start_it"]), log.args[0](**logged)),
-    )
     resumed.load(str(tmp_path / "latest"))
     resumed.learn(2)
     assert starts == [0, 0]  # rsl_rl divides the time of all iterations by those from here on

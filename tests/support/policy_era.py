@@ -14,7 +14,7 @@ from rsl_rl.modules import (
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.compat.rsl_rl3_models import fit_teacher
+from rsl_tbptt.compat.rsl_rl3 import fit_teacher
 from support.one_pass import ONE_PASS
 
 OBS_DIM, STATE_DIM, ACTION_DIM, HIDDEN_DIM = 5, 7, 2, 6

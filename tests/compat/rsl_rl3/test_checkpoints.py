@@ -15,8 +15,8 @@ from support.policy_era import (
     roll_out,
 )
 
-from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
-from rsl_tbptt.compat.rsl_rl3_models import model_of
+from rsl_tbptt.compat.checkpoints import as_models
+from rsl_tbptt.compat.rsl_rl3 import model_of
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")

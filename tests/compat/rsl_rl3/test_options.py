@@ -19,7 +19,7 @@ from support.policy_era import (
 )
 from support.tolerances import SAME_FLOAT32
 
-from rsl_tbptt.compat.rsl_rl3_models import model_of
+from rsl_tbptt.compat.rsl_rl3 import model_of
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
