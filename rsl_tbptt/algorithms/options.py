@@ -118,7 +118,7 @@ class Options:
     """What happens after an update that met NaN or inf, which is always undone.
 
     ``"skip"`` drops the rollout, warns and continues. ``"raise"`` ends the training. See
-    docs/howto/nan.md.
+    docs/howto/health.md#nan-or-inf-in-training.
     """
 
     max_skipped_updates: Annotated[int, count()] = 10

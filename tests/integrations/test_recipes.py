@@ -16,11 +16,8 @@ from support.fine_tuning import save_untrained
 
 from rsl_tbptt_tasks.memory import RecallEnv
 
-HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
-BLOCKS = {
-    page: re.findall(r"```python\n(.*?)```", (HOWTO / page).read_text("utf-8"), flags=re.DOTALL)
-    for page in ("recipes.md", "two_experts.md")
-}
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "recipes.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), flags=re.DOTALL)
 N = 8
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -45,16 +42,11 @@ class Robot(RecallEnv):
 
 
 def recipe(name: str, folder: Path) -> Any:
-    """Return a config of the pages with its files in a folder; a page's first block has imports."""
+    """Return a config of the page with its files in a folder; the first block has imports."""
     names: dict[str, Any] = {"__name__": __name__}
-    ((page, own),) = [
-        (page, block)
-        for page, blocks in BLOCKS.items()
-        for block in blocks
-        if f"class {name}(" in block
-    ]
-    for block in dict.fromkeys((BLOCKS[page][0], own)):
-        exec(compile(block.replace('"logs/', f'"{folder}/'), page, "exec"), names)
+    (own,) = (block for block in BLOCKS if f"class {name}(" in block)
+    for block in (BLOCKS[0], own):
+        exec(compile(block.replace('"logs/', f'"{folder}/'), PAGE.name, "exec"), names)
     return handle_deprecated_rsl_rl_cfg(names[name](), version("rsl-rl-lib")).to_dict()
 
 
@@ -97,9 +89,8 @@ REPORTED = {
 }
 
 
-def test_every_recipe_of_the_pages_is_here():
-    blocks = "".join(block for page in BLOCKS.values() for block in page)
-    assert re.findall(r"^class (\w+)", blocks, flags=re.MULTILINE) == [*TEACHERS]
+def test_every_recipe_of_the_page_is_here():
+    assert re.findall(r"^class (\w+)", "".join(BLOCKS), flags=re.MULTILINE) == [*TEACHERS]
 
 
 @pytest.mark.parametrize("name", TEACHERS)
