@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -81,24 +82,24 @@ class ActorCritic:
 
     def __init__(
         self,
+        algorithm: Any,
         actor: MLPModel,
         critic: MLPModel,
-        options: PpoOptions,
-        batches: Batches,
-        extensions: Sequence[Extension],
+        heads: AuxiliaryHeads,
+        mirrored: MirroredRobots | None,
     ) -> None:
         """Choose how the models are replayed.
 
         Args:
+            algorithm: PPO, whose options, mini-batches and extensions are set.
             actor: Policy with a distribution.
             critic: Value function.
-            options: Precision, losses and other options.
-            batches: The mini-batches.
-            extensions: Add labels and wrap the actor's loss; auxiliary heads and mirrored robots
-                are replayed, too.
+            heads: Auxiliary heads, which are replayed, too.
+            mirrored: Mirror images of the robots, which are replayed, too.
         """
-        (heads,) = (each for each in extensions if isinstance(each, AuxiliaryHeads))
-        mirrored = next((each for each in extensions if isinstance(each, MirroredRobots)), None)
+        options: PpoOptions = algorithm.options
+        batches: Batches = algorithm.batches
+        extensions: Sequence[Extension] = algorithm.extensions
         self._options, self._batches, self._extensions = options, batches, extensions
         self._mirrored = mirrored
         self.first_replay = FirstReplay()

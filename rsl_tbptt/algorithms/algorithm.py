@@ -183,28 +183,6 @@ class Algorithm:
         self._ranks.sum_gradients(self.parameters, self.options.grad_reduce_bucket_mb)
         return self._ranks.sum_tensor(sums), health, gradients
 
-    def _make_transaction(self, models: Sequence[Any], max_micro_batches: int) -> None:
-        """Set up the transaction of an update, which trains these models.
-
-        Args:
-            models: The models.
-            max_micro_batches: Sequences in the largest mini-batch.
-        """
-        extensions = self.extensions
-        self.transaction = Transaction(
-            self.storage,
-            [*models, *chain.from_iterable(each.modules for each in extensions)],
-            self._optimizers(),
-            self.options,
-            self._ranks,
-            others=self._kept,
-            stateful_models=lambda: [*self.stateful_models().values()],
-            add_gradients=self._add_gradients_of,
-            inputs=self._inputs,
-            max_micro_batches=max_micro_batches,
-            on_drop=self._drop_rollout,
-        )
-
     def _kept(self) -> list[Any]:
         """Return the objects whose attributes an update replaces."""
         return [self, *chain.from_iterable(each.kept() for each in self.extensions)]
@@ -220,11 +198,6 @@ class Algorithm:
     def _inputs(self) -> Inputs:
         """Return the inputs of an update; those derived from others come last."""
         raise NotImplementedError
-
-    def _drop_rollout(self, num_steps: int) -> None:
-        """Undo the changes of a rollout that is dropped after some steps."""
-        for extension in self.extensions:
-            extension.drop_rollout(num_steps)
 
     def _join_runner(
         self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]

@@ -10,24 +10,12 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
-from rsl_tbptt.algorithms.behavior_losses import BUFFER, NEWEST, resolve_behavior_loss
+from rsl_tbptt.algorithms.behavior_losses import BUFFER
 from rsl_tbptt.algorithms.distillation_rollouts import DistillationRollouts
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
-from rsl_tbptt.algorithms.extensions.held_out import HeldOut
-from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.extensions.teachers import (
-    Dagger,
-    LazyTeacher,
-    LossPerTeacher,
-    RolloutLabels,
-    StepLabels,
-    TeacherLayers,
-)
-from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
-from rsl_tbptt.algorithms.extensions.weights import SampleWeights
+from rsl_tbptt.algorithms.extensions.symmetry import STUDENT
 from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.health import finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import set_rate, step_at, step_batches, update_normalization
+from rsl_tbptt.algorithms.optimizers import set_rate, step_at, update_normalization
 from rsl_tbptt.algorithms.option_checks import takes
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
@@ -35,9 +23,7 @@ from rsl_tbptt.algorithms.options import (
     has_attributes_of,
 )
 from rsl_tbptt.algorithms.replay import set_state
-from rsl_tbptt.algorithms.replay_buffer import Experience
 from rsl_tbptt.algorithms.step_checks import check_types
-from rsl_tbptt.algorithms.student import Student
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
@@ -59,9 +45,6 @@ class TbpttDistillation(DistillationRollouts):
     recurrent teacher is never replayed and keeps its state. The teacher can act in a share of the
     environments (DAgger); the student runs forward in all of them.
     """
-
-    teacher_loaded: Any
-    """Whether a checkpoint has loaded the teacher; reading it makes :class:`LazyTeacher` load."""
 
     @takes(DistillationArguments)
     def __init__(
@@ -115,80 +98,6 @@ class TbpttDistillation(DistillationRollouts):
         self._prepare_surroundings()
         self.set_symmetry(symmetry_cfg)
         self.options.use()
-
-    def set_symmetry(self, cfg: dict | None) -> None:
-        """Train on mirrored sequences as well, or not; call it before the first rollout.
-
-        Args:
-            cfg: rsl_rl's description of symmetries, or None for none.
-
-        Raises:
-            ValueError: If it asks for something else than data augmentation, or contradicts an
-                option.
-        """
-        mirrored: MirroredRobots | None = None
-        if cfg:
-            self.options.check_symmetry()
-            mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
-        self.mirrored = mirrored
-        """The mirror images of the robots, with symmetry."""
-        self._prepare_updates()
-
-    def _prepare_updates(self) -> None:
-        """Set up labels, extensions, the student's replay and the transaction of an update."""
-        options, storage, ranks = self.options, self.storage, self._ranks
-        student, teacher = self._raw_student, self._raw_teacher
-        path, weight = options.teacher_checkpoint, options.imitation_weight
-        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks)
-        self.teacher_loaded = self.lazy_teacher
-        of_heads = parse_heads(options.auxiliary)
-        num_actions = storage.privileged_actions.shape[-1]
-        loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
-        in_batches = options.batch_teacher_labels
-        layers = TeacherLayers(teacher, storage, of_heads, in_batches=in_batches)
-        label = RolloutLabels if in_batches else StepLabels
-        self._labels = label(teacher, storage, loss.to_gaussian, layers)
-        self.sample_weights = None if weight is None else SampleWeights(weight, storage, ranks)
-        """Weights of the samples; None if all are 1."""
-        self._heads = AuxiliaryHeads(
-            of_heads,
-            student,
-            storage,
-            self.optimizer,
-            options,
-            layers=layers.outputs,
-            reported_where=NEWEST,
-        )
-        self.held_out = HeldOut(options, storage, ranks)
-        """The environments that enter no loss."""
-        self._dagger = Dagger(options, storage.num_envs, self.held_out.trained)
-        self._dagger.num_updates = lambda: self.num_updates
-        per_teacher = LossPerTeacher(self._labels.teacher_names)
-        averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
-        self._average = WeightAverage(averaged)
-        of_option = [each for each in (self.mirrored, self.sample_weights) if each]
-        own = self._dagger, per_teacher, self._heads, self.held_out
-        self.extensions = [*of_option, *own, self._average]  # the average is loaded after the heads
-        self.experience = Experience(
-            student,
-            storage,
-            self._labels,
-            options,
-            ranks,
-            self.extensions,
-            self.sample_weights,
-            self.held_out.trained,
-            self.mirrored,
-        )
-        """The newest rollout and the replay buffer."""
-        shared = student, loss, options, storage, self.extensions, self.experience
-        self._student = Student(*shared, has_weights=weight is not None)
-        num_steps, device = storage.num_transitions_per_env, storage.dones.device
-        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
-        self._num_trained_of_ranks = ranks.sum_count(len(self.held_out.trained), device)
-        self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
-        self._prepare_recording(self._student.replay)
-        self._make_transaction([student], self.experience.largest_mini_batch)
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:

@@ -10,17 +10,27 @@ from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.behavior_losses import NEWEST, resolve_behavior_loss
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.held_out import HeldOut
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
-from rsl_tbptt.algorithms.extensions.teachers import Dagger, LazyTeacher, StepLabels
+from rsl_tbptt.algorithms.extensions.teachers import (
+    Dagger,
+    LazyTeacher,
+    LossPerTeacher,
+    RolloutLabels,
+    StepLabels,
+    TeacherLayers,
+)
 from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
 from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.find_nan import Inputs
-from rsl_tbptt.algorithms.optimizers import check_optimizer
+from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.replay_buffer import Experience
 from rsl_tbptt.algorithms.student import Student
+from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.checkpoints import as_models
@@ -34,10 +44,6 @@ class DistillationRollouts(Algorithm, Distillation):
     """The part of the distillation around its updates."""
 
     options: DistillationOptions
-    experience: Experience
-    lazy_teacher: LazyTeacher
-    mirrored: MirroredRobots | None
-    sample_weights: SampleWeights | None
     num_updates: int
 
     checkpoint_path: str | None = None
@@ -46,17 +52,71 @@ class DistillationRollouts(Algorithm, Distillation):
     max_iterations: int | None = None
     """Updates of a training, if the runner's config tells."""
 
-    _labels: StepLabels
-    _dagger: Dagger
-    _heads: AuxiliaryHeads
-    _average: WeightAverage
-    _student: Student
     _raw_student: MLPModel
     _raw_teacher: MLPModel
 
     def set_symmetry(self, cfg: dict | None) -> None:
-        """Train on mirrored sequences as well, or not; call it before the first rollout."""
-        raise NotImplementedError
+        """Train on mirrored sequences as well, or not; call it before the first rollout.
+
+        Args:
+            cfg: rsl_rl's description of symmetries, or None for none.
+
+        Raises:
+            ValueError: If it asks for something else than data augmentation, or contradicts an
+                option.
+        """
+        self.mirrored: MirroredRobots | None = None
+        if cfg:
+            self.options.check_symmetry()
+            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
+        """The mirror images of the robots, with symmetry."""
+        self._prepare_updates()
+
+    def _prepare_updates(self) -> None:
+        """Set up labels, extensions, the student's replay and the transaction of an update."""
+        options, storage, ranks = self.options, self.storage, self._ranks
+        student, teacher = self._raw_student, self._raw_teacher
+        path, weight = options.teacher_checkpoint, options.imitation_weight
+        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks)
+        self.teacher_loaded: Any = self.lazy_teacher
+        """Whether a checkpoint has loaded the teacher; reading it makes it load."""
+        of_heads = parse_heads(options.auxiliary)
+        num_actions = storage.privileged_actions.shape[-1]
+        loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
+        in_batches = options.batch_teacher_labels
+        layers = TeacherLayers(teacher, storage, of_heads, in_batches=in_batches)
+        label = RolloutLabels if in_batches else StepLabels
+        self._labels = label(teacher, storage, loss.to_gaussian, layers)
+        self.sample_weights = None if weight is None else SampleWeights(weight, storage, ranks)
+        """Weights of the samples; None if all are 1."""
+        self._heads = AuxiliaryHeads(
+            of_heads,
+            student,
+            storage,
+            self.optimizer,
+            options,
+            layers=layers.outputs,
+            reported_where=NEWEST,
+        )
+        self.held_out = HeldOut(options, storage, ranks)
+        """The environments that enter no loss."""
+        self._dagger = Dagger(options, storage.num_envs, self.held_out.trained)
+        self._dagger.num_updates = lambda: self.num_updates
+        per_teacher = LossPerTeacher(self._labels.teacher_names)
+        averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
+        self._average = WeightAverage(averaged)
+        of_option = [each for each in (self.mirrored, self.sample_weights) if each]
+        own = self._dagger, per_teacher, self._heads, self.held_out
+        self.extensions = [*of_option, *own, self._average]  # the average is loaded after the heads
+        self.experience = Experience(self, self._labels)
+        """The newest rollout and the replay buffer."""
+        self._student = Student(self, student, loss)
+        num_steps, device = storage.num_transitions_per_env, storage.dones.device
+        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
+        self._num_trained_of_ranks = ranks.sum_count(len(self.held_out.trained), device)
+        self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
+        self._prepare_recording(self._student.replay)
+        self.transaction = Transaction(self, [student], self.experience.largest_mini_batch)
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:

@@ -10,27 +10,13 @@ from typing import Any
 import torch
 from rsl_rl.storage import RolloutStorage
 
-from rsl_tbptt.algorithms.actor_critic import ActorCritic
-from rsl_tbptt.algorithms.batches import Batches
-from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
-from rsl_tbptt.algorithms.extensions.imitation import Imitation
-from rsl_tbptt.algorithms.extensions.rnd import RndTraining
-from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import (
-    follow_kl,
-    set_rate,
-    step_at,
-    step_batches,
-    update_normalization,
-)
+from rsl_tbptt.algorithms.optimizers import follow_kl, set_rate, step_at, update_normalization
 from rsl_tbptt.algorithms.option_checks import takes
 from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attributes_of
 from rsl_tbptt.algorithms.ppo_rollouts import PpoRollouts
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
-from rsl_tbptt.algorithms.truncation_bootstrap import TruncationBootstrap
 from rsl_tbptt.compat.versions import PPO, MLPModel, clip_gradients
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
@@ -103,33 +89,6 @@ class TbpttPPO(PpoRollouts):
         self._prepare_surroundings()
         self._prepare_updates(symmetry_cfg)
         self.options.use()
-
-    def _prepare_updates(self, symmetry_cfg: dict | None) -> None:
-        """Set up extensions, mini-batches, the replay of the models and the transaction."""
-        options, storage, ranks = self.options, self.storage, self._ranks
-        actor, critic = models = self._raw_actor, self._raw_critic
-        device, sizes = storage.dones.device, (storage.num_transitions_per_env, storage.num_envs)
-        recurrent = actor.is_recurrent or critic.is_recurrent
-        self.batches = Batches(*sizes, options, ranks, device, has_memory=recurrent)
-        # rsl_rl's own symmetry refuses models with memory.
-        mirrored = MirroredRobots(symmetry_cfg, storage, models) if symmetry_cfg else None
-        self.imitation = Imitation(actor, options, storage, ranks)
-        """The teacher that the actor imitates; without one it has no effect."""
-        is_first_rank = self.gpu_global_rank == 0
-        fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
-        self._fine_tuning, self.imitation.waits = fine_tuning, lambda: fine_tuning.holds_actor
-        of_heads = parse_heads(options.auxiliary)
-        heads = AuxiliaryHeads(of_heads, actor, storage, self.optimizer, options)
-        rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
-        first = [mirrored] if mirrored else []
-        self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]
-        self._bootstrap = TruncationBootstrap(critic, storage)
-        self.gradient = ActorCritic(actor, critic, options, self.batches, self.extensions)
-        """Actor and critic as they are replayed."""
-        self.states = []
-        self._step_batches = step_batches(sizes[0], self.batches.num_samples // sizes[0], device)
-        self._prepare_recording(self.gradient.actor, self.gradient.critic)
-        self._make_transaction(models, self.batches.num_envs_of_largest)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict the memory of ``update()`` from its gradient on parts of the last rollout.

@@ -13,11 +13,15 @@ from rsl_tbptt.algorithms.actor_critic import ActorCritic
 from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
+from rsl_tbptt.algorithms.extensions.rnd import RndTraining
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.find_nan import Inputs
-from rsl_tbptt.algorithms.optimizers import check_optimizer
+from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.policy_losses import store_advantages
+from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.algorithms.truncation_bootstrap import TruncationBootstrap, value_without_advancing
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import check_matches
@@ -31,15 +35,37 @@ class PpoRollouts(Algorithm, PPO):
     """PPO around its updates, which subclasses add."""
 
     options: PpoOptions
-    batches: Batches
-    gradient: ActorCritic
-    imitation: Imitation
-    states: list[tuple[HiddenState, HiddenState]]
-    """States of actor and critic before the first steps of segments; (L, N, H) each."""
-
     _models: dict[str, MLPModel]
-    _fine_tuning: FineTuning
-    _bootstrap: TruncationBootstrap
+    _raw_actor: MLPModel
+    _raw_critic: MLPModel
+
+    def _prepare_updates(self, symmetry_cfg: dict | None) -> None:
+        """Set up extensions, mini-batches, the replay of the models and the transaction."""
+        options, storage, ranks = self.options, self.storage, self._ranks
+        actor, critic = models = self._raw_actor, self._raw_critic
+        device, sizes = storage.dones.device, (storage.num_transitions_per_env, storage.num_envs)
+        recurrent = actor.is_recurrent or critic.is_recurrent
+        self.batches = Batches(*sizes, options, ranks, device, has_memory=recurrent)
+        # rsl_rl's own symmetry refuses models with memory.
+        mirrored = MirroredRobots(symmetry_cfg, storage, models) if symmetry_cfg else None
+        self.imitation = Imitation(actor, options, storage, ranks)
+        """The teacher that the actor imitates; without one it has no effect."""
+        is_first_rank = self.gpu_global_rank == 0
+        fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
+        self._fine_tuning, self.imitation.waits = fine_tuning, lambda: fine_tuning.holds_actor
+        of_heads = parse_heads(options.auxiliary)
+        heads = AuxiliaryHeads(of_heads, actor, storage, self.optimizer, options)
+        rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
+        first = [mirrored] if mirrored else []
+        self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]
+        self._bootstrap = TruncationBootstrap(critic, storage)
+        self.gradient = ActorCritic(self, *models, heads, mirrored)
+        """Actor and critic as they are replayed."""
+        self.states: list[tuple[HiddenState, HiddenState]] = []
+        """States of actor and critic before the first steps of segments; (L, N, H) each."""
+        self._step_batches = step_batches(sizes[0], self.batches.num_samples // sizes[0], device)
+        self._prepare_recording(self.gradient.actor, self.gradient.critic)
+        self.transaction = Transaction(self, models, self.batches.num_envs_of_largest)
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:

@@ -31,7 +31,6 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import NEWEST
-from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import StepLabels
 from rsl_tbptt.algorithms.extensions.weights import SampleWeights
@@ -83,37 +82,25 @@ class BufferSize(NamedTuple):
 class Experience:
     """Sequences of T steps: one per environment of the newest rollout, and those of the buffer."""
 
-    def __init__(
-        self,
-        student: MLPModel,
-        storage: RolloutStorage,
-        labels: StepLabels,
-        options: DistillationOptions,
-        ranks: Ranks,
-        extensions: Sequence[Extension],
-        weights: SampleWeights | None,
-        trained: torch.Tensor,
-        mirrored: MirroredRobots | None = None,
-    ) -> None:
+    def __init__(self, algorithm: Any, labels: StepLabels) -> None:
         """Take the sources of the newest rollout; the first one allocates the buffer.
 
         Args:
-            student: The model whose observations the sequences have.
-            storage: The storage of rollouts.
+            algorithm: The distillation, whose student, storage, options and extensions are set.
             labels: The teacher's labels.
-            options: Sizes of mini-batches and buffer.
-            ranks: The processes that train together.
-            extensions: Add labels.
-            weights: Weights of the samples; None weighs all equally.
-            trained: Environments that are drawn and kept, all but the held-out ones. Shape: (M,).
-            mirrored: Mirror images of the robots; an environment's are in its sequence.
         """
-        self._mirrored = mirrored
-        self._student, self._storage, self._extensions = student, storage, extensions
-        self._labels, self._weights = labels, weights
-        self._options, self._ranks, self.trained = options, ranks, trained
+        self._student: MLPModel = algorithm._raw_student
+        self._storage: RolloutStorage = algorithm.storage
+        self._labels, self._extensions = labels, algorithm.extensions
+        self._mirrored: MirroredRobots | None = algorithm.mirrored
+        self._weights: SampleWeights | None = algorithm.sample_weights
+        self._options: DistillationOptions = algorithm.options
+        self._ranks: Ranks = algorithm._ranks
+        self.trained: torch.Tensor = algorithm.held_out.trained
+        """Environments that are drawn and kept, all but the held-out ones. Shape: (M,)."""
+        trained = self._ranks.gather(len(self.trained))
         # The same number on every rank, since each mini-batch makes an exchange.
-        self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(len(trained)))
+        self.num_mini_batches = min(self._options.num_mini_batches, *trained)
         """Mini-batches of a pass; at most the number of environments that train."""
         self.start_state: HiddenState = None
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them; with

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BUFFER, BehaviorLoss
 from rsl_tbptt.algorithms.extensions import Extension
@@ -16,7 +15,7 @@ from rsl_tbptt.algorithms.extensions.weights import OPTION, or_one
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import Replay
-from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience, weights_of
+from rsl_tbptt.algorithms.replay_buffer import Drawn, weights_of
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
@@ -29,29 +28,20 @@ from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 class Student:
     """The student's replay, its loss and the schedule of its windows."""
 
-    def __init__(
-        self,
-        model: MLPModel,
-        loss: BehaviorLoss,
-        options: DistillationOptions,
-        storage: RolloutStorage,
-        extensions: Sequence[Extension],
-        experience: Experience,
-        *,
-        has_weights: bool,
-    ) -> None:
+    def __init__(self, algorithm: Any, model: MLPModel, loss: BehaviorLoss) -> None:
         """Choose how the student is replayed.
 
         Args:
+            algorithm: The distillation, whose options, extensions and experience are set.
             model: The student.
             loss: Loss between student and teacher.
-            options: Lengths of windows, precision and other options.
-            storage: The storage of rollouts.
-            extensions: Wrap the loss; auxiliary heads and mirrored robots are replayed, too.
-            experience: The rollouts that are replayed.
-            has_weights: Whether samples have weights.
         """
-        num_steps = storage.num_transitions_per_env
+        options: DistillationOptions = algorithm.options
+        extensions: Sequence[Extension] = algorithm.extensions
+        heads: AuxiliaryHeads = algorithm._heads
+        mirrored: MirroredRobots | None = algorithm.mirrored
+        self._has_weights = algorithm.sample_weights is not None
+        num_steps = algorithm.storage.num_transitions_per_env
         lengths = (options.gradient_length, options.update_length)
         groups = tbptt_schedule(num_steps, *lengths, tail=options.tail)
         self.groups = [group for group in groups if group[-1].num_loss_steps > 0]
@@ -63,15 +53,13 @@ class Student:
         self.flushed_steps = self.num_loss_steps % steps_per_group
         """Steps in a last, shorter group."""
         self._steps_in_mean = steps_per_group if options.loss_reduction == "mean" else 1
-        (heads,) = (each for each in extensions if isinstance(each, AuxiliaryHeads))
-        mirrored = next((each for each in extensions if isinstance(each, MirroredRobots)), None)
         self.first_replay = FirstReplay()
         """Metrics of the first replay of an update."""
         self.replay = Replay(
             model,
             loss.head,
             options=options,
-            num_envs=experience.largest_mini_batch,
+            num_envs=algorithm.experience.largest_mini_batch,
             num_robots=mirrored.num_robots if mirrored else 1,
             window_length=min(options.gradient_length, num_steps),
             heads=heads.outputs,
@@ -80,7 +68,7 @@ class Student:
         if mirrored:
             mirrored.replays = {STUDENT: self.replay}
         # Labels of weight 0 may be arbitrary.
-        self.measures_labels = loss.of_actions and not has_weights
+        self.measures_labels = loss.of_actions and not self._has_weights
         """Whether health metrics compare actions with their labels."""
         self.loss: Loss = loss
         if self.measures_labels:
@@ -88,7 +76,7 @@ class Student:
         """The loss of an optimiser step."""
         for extension in extensions:
             self.loss = extension.wrap(self.loss)
-        self._has_weights, self._means_of = has_weights, (*loss.reported_names, *heads.reported)
+        self._means_of = (*loss.reported_names, *heads.reported)
         own = (name for each in extensions if each is not heads for name in each.reported)
         self.reported = (*self._means_of, *own)
         """Names of the sums that an optimiser step reports."""

@@ -13,7 +13,6 @@ update and the rollout is dropped. After out of memory the update is made again,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import traceback
 import warnings
@@ -22,12 +21,10 @@ from itertools import chain
 from typing import Any
 
 import torch
-from rsl_rl.storage import RolloutStorage
 from torch import nn
 
-from rsl_tbptt.algorithms.find_nan import Inputs, Source, find_source
+from rsl_tbptt.algorithms.find_nan import Source, find_source
 from rsl_tbptt.algorithms.health import HealthWatch
-from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes, plan_memory
@@ -66,8 +63,8 @@ def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[s
     @functools.wraps(update)
     def whole_update(algorithm: Any) -> dict[str, float]:
         transaction: Transaction = algorithm.transaction
-        transaction.fit_budget(algorithm.memory_plan)
-        while not transaction.run(functools.partial(update, algorithm), algorithm._advance):
+        transaction.fit_budget()
+        while not transaction.run(functools.partial(update, algorithm)):
             algorithm.recorder.forget()  # it ran out of memory, which recordings hold, too
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -79,43 +76,19 @@ def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[s
 class Transaction:
     """Runs the updates of an algorithm and undoes those that fail."""
 
-    def __init__(
-        self,
-        storage: RolloutStorage,
-        modules: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        options: Options,
-        ranks: Ranks,
-        *,
-        others: Callable[[], Iterable[Any]],
-        stateful_models: Callable[[], Iterable[Any]],
-        add_gradients: Callable[[slice, int], None],
-        inputs: Callable[[], Inputs],
-        max_micro_batches: int,
-        on_drop: Callable[[int], None],
-    ) -> None:
+    def __init__(self, algorithm: Any, models: Sequence[Any], max_micro_batches: int) -> None:
         """Take everything that an update changes.
 
         Args:
-            storage: The storage of rollouts; cleared when an update ends.
-            modules: Modules whose parameters and buffers are kept.
-            optimizers: Optimisers whose state and options are kept.
-            options: Options of the algorithm.
-            ranks: The processes that train together.
-            others: Returns other objects that an update changes. It may replace their attributes,
-                and must not change them in place.
-            stateful_models: Returns models whose states continue after an update that was undone.
-            add_gradients: Computes the gradient of this rank on some environments, in a number of
-                micro-batches.
-            inputs: Returns the inputs of the update, to find the source of NaN or inf.
+            algorithm: The algorithm, with its extensions.
+            models: The models that it trains.
             max_micro_batches: Sequences in the largest mini-batch.
-            on_drop: Is called with the number of steps of a dropped rollout, to undo its other
-                changes and to let other states continue.
         """
-        self._storage, self.optimizers, self._ranks = storage, optimizers, ranks
-        self.modules, self._rollback = modules, Rollback(modules, optimizers, others)
-        self.stateful_models, self._on_drop = stateful_models, on_drop
-        self._add_gradients, self._inputs = add_gradients, inputs
+        self._algorithm, self._storage, options = algorithm, algorithm.storage, algorithm.options
+        self._ranks: Ranks = algorithm._ranks
+        of_extensions = chain.from_iterable(each.modules for each in algorithm.extensions)
+        self.modules, self.optimizers = [*models, *of_extensions], algorithm._optimizers()
+        self._rollback = Rollback(self.modules, self.optimizers, algorithm._kept)
         self._skips, self._max_in_a_row = options.non_finite == "skip", options.max_skipped_updates
         self._num_skipped = self._num_in_a_row = 0
         self._warned: set[str] = set()
@@ -127,16 +100,15 @@ class Transaction:
         self.logged: dict[str, float] = {}
         """Metrics of the last update; only ``skipped_updates`` (total so far) if it was undone."""
 
-    def run(
-        self,
-        update: Callable[[], Metrics],
-        advance: Callable[[dict[str, float]], dict[str, float]],
-    ) -> bool:
+    def stateful_models(self) -> list[Any]:
+        """Return the models whose states continue after an update that was undone."""
+        return [*self._algorithm.stateful_models().values()]
+
+    def run(self, update: Callable[[], Metrics]) -> bool:
         """Make an update, or undo it; then clear the storage, unless it is to be made again.
 
         Args:
             update: Trains and returns its metrics.
-            advance: Gets the metrics as numbers, advances the schedules and returns those to log.
 
         Returns:
             Whether the update has ended; otherwise it ran out of memory, was undone, and is to be
@@ -153,18 +125,33 @@ class Transaction:
             metrics = self._fetch(update())
             if metrics is not None:
                 derived = {**self._watch(metrics), "skipped_updates": float(self._num_skipped)}
-                self.logged = {**advance(metrics), **derived}
+                self.logged = {**self._algorithm._advance(metrics), **derived}
         except BaseException as error:
             out_of_memory = is_out_of_memory(error)
             if out_of_memory:  # first, as the frames hold the activations
                 traceback.clear_frames(error.__traceback__)
             self.restore()
-            if out_of_memory and self._can_be_smaller():
-                self._make_smaller()
+            more = min(2 * self.num_micro_batches, self._max_micro_batches)
+            can_be_smaller = more > self.num_micro_batches
+            if out_of_memory and can_be_smaller and not self._ranks.together:
+                self.num_micro_batches = more
+                warnings.warn(
+                    f"The update ran out of memory and is made again with {more} micro-batches:"
+                    " set num_micro_batches to that, or memory_budget_gb to what is free.",
+                    stacklevel=3,
+                )
                 return False
             self.drop_rollout()
             if out_of_memory:
-                raise torch.OutOfMemoryError(self._advice()) from error
+                advice = (
+                    ", and only a single process makes it again with more: set num_micro_batches"
+                    f" to {more}, or memory_budget_gb to what is free."
+                    if can_be_smaller
+                    else ", one sequence at a time: lower gradient_length, num_steps_per_env or"
+                    " num_envs, or buffer_gb in distillation."
+                )
+                failed = f"The update ran out of memory with {self.num_micro_batches} micro-batches"
+                raise torch.OutOfMemoryError(failed + advice) from error
             raise
         if metrics is not None:
             self._num_in_a_row = 0
@@ -217,14 +204,21 @@ class Transaction:
                 f"memory_plan() was called at step {step} of {num_steps}, expected after a whole"
                 " rollout: the plan is made from what is stored."
             )
-        with self._nothing_changes():
-            return plan_memory(
-                lambda num_envs, parts: self._add_gradients(slice(0, num_envs), parts),
-                sizes,
-                parameters,
-            )
+        devices = {p.device for module in self.modules for p in module.parameters()}
+        self.keep()
+        try:
+            with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+                return plan_memory(
+                    lambda num_envs, parts: self._algorithm._add_gradients_of(
+                        slice(0, num_envs), parts
+                    ),
+                    sizes,
+                    parameters,
+                )
+        finally:
+            self.restore()
 
-    def fit_budget(self, make_plan: Callable[[], MemoryPlan]) -> None:
+    def fit_budget(self) -> None:
         """Choose the micro-batches for ``memory_budget_gb``, before the first update.
 
         Raises:
@@ -233,30 +227,19 @@ class Transaction:
         budget = self._budget_gb
         if budget is not None:
             self.num_micro_batches = self._ranks.run_together(
-                lambda: make_plan().num_micro_batches(budget * 1e9)
+                lambda: self._algorithm.memory_plan().num_micro_batches(budget * 1e9)
             )
             self._budget_gb = None  # only now: a refused budget is to be refused again
-
-    @contextlib.contextmanager
-    def _nothing_changes(self) -> Iterator[None]:
-        """Restore everything that changes inside, random numbers included; drop gradients."""
-        devices = {p.device for module in self._rollback.modules for p in module.parameters()}
-        self.keep()
-        try:
-            with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
-                yield
-        finally:
-            self.restore()
 
     def _source(self) -> Source:
         """Find the source of NaN or inf in an update that was undone, on all ranks together."""
         # The rollout is larger than a mini-batch; its micro-batches are to be as small as there.
         num_mini_batches = -(-self._storage.num_envs // self._max_micro_batches)
-        num_micro_batches = self.num_micro_batches * num_mini_batches
+        parts = self.num_micro_batches * num_mini_batches
         return find_source(
             self._storage.observations,
-            self._inputs(),
-            lambda: self._add_gradients(slice(None), num_micro_batches),
+            self._algorithm._inputs(),
+            lambda: self._algorithm._add_gradients_of(slice(None), parts),
             self._ranks,
         )
 
@@ -287,33 +270,6 @@ class Transaction:
             )
         self.logged = {"skipped_updates": float(self._num_skipped)}
 
-    def _can_be_smaller(self) -> bool:
-        """Return whether an update that ran out of memory can be made with more micro-batches."""
-        return not self._ranks.together and self.num_micro_batches < self._max_micro_batches
-
-    def _make_smaller(self) -> None:
-        """Double the micro-batches, and warn."""
-        self.num_micro_batches = min(2 * self.num_micro_batches, self._max_micro_batches)
-        warnings.warn(
-            f"The update ran out of memory and is made again with {self.num_micro_batches}"
-            " micro-batches: set num_micro_batches to that, or memory_budget_gb to what is free.",
-            stacklevel=4,
-        )
-
-    def _advice(self) -> str:
-        """Return the message of an update that ran out of memory and cannot be smaller."""
-        failed = f"The update ran out of memory with {self.num_micro_batches} micro-batches"
-        if self.num_micro_batches < self._max_micro_batches:
-            more = min(2 * self.num_micro_batches, self._max_micro_batches)
-            return (
-                f"{failed}, and only a single process makes it again with more: set"
-                f" num_micro_batches to {more}, or memory_budget_gb to what is free."
-            )
-        return (
-            f"{failed}, one sequence at a time: lower gradient_length, num_steps_per_env or"
-            " num_envs, or buffer_gb in distillation."
-        )
-
     def drop_rollout(self) -> None:
         """Drop the stored steps, if any, without an update.
 
@@ -321,7 +277,8 @@ class Transaction:
         """
         if self._storage.step == 0:
             return
-        self._on_drop(self._storage.step)
+        for extension in self._algorithm.extensions:
+            extension.drop_rollout(self._storage.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         for model in self.stateful_models():
