@@ -97,7 +97,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command by name."""
     (found,) = (
         action.choices
-        for action in command_parser("bench")._actions
+        for action in command_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
     return dict(found)

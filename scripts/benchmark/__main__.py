@@ -16,7 +16,7 @@ cells: time of a window of each recurrent cell, next to a Python loop over its s
 peers: one gradient through a recurrent network next to other libraries, which
 `make .peers/.installed` installs next to the environment.
 
-Time and memory of one case: `rsl-tbptt bench`.
+update: time and memory of one update of your own sizes next to the installed rsl_rl's.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.commands.bench import add_case_arguments, case_from, milliseconds
+from scripts.benchmark.case import add_case_arguments, case_from, compare, milliseconds
 
 TEMPLATE = Path(__file__).with_name("report.md.j2")
 PEERS_JOB = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256, "done_rate": 0.05}
@@ -64,6 +64,11 @@ def parse_args() -> argparse.Namespace:
     profile = benchmarks.add_parser("profile", help="where the time of one of our updates goes")
     add_case_arguments(profile)
     profile.set_defaults(measure=print_profile)
+    update = benchmarks.add_parser("update", help="one update of your own sizes next to rsl_rl's")
+    add_case_arguments(update)
+    update.add_argument("--pairs", type=int, default=5, help="updates of each library (5)")
+    update.add_argument("--memory", action="store_true", help="also the peak of tensors")
+    update.set_defaults(measure=print_update)
     peers = benchmarks.add_parser("peers", help="one gradient next to other libraries'")
     add_case_arguments(peers)
     peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
@@ -128,6 +133,11 @@ def print_profile(args: argparse.Namespace) -> None:
         return
     rows = [(kind, f"{share:.0%}", calls) for kind, share, calls in shares_of(profiler)]
     print(tabulate(rows, ("operations", "of the time", "calls"), "github", disable_numparse=True))
+
+
+def print_update(args: argparse.Namespace) -> None:
+    """Print one update's time and memory next to rsl_rl's."""
+    print(compare(case_from(args), args.pairs, memory=args.memory))
 
 
 def print_peers(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from rsl_rl.modules import RNN
 from tensordict import TensorDict
 
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools.commands.bench import ACTION_DIM, HIDDEN_DIMS, OBS_DIM, Case, Library
+from scripts.benchmark.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM, Case, Library
 
 CNN = {"output_channels": [16, 32, 32], "kernel_size": [5, 3, 3], "stride": 2, "activation": "elu"}
 """Options of rsl_rl's CNN."""

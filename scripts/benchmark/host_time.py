@@ -18,7 +18,7 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import ENGINES, Engine
-from rsl_tbptt.tools.commands.bench import LIBRARIES, build, fill, num_warm_ups, seconds_of
+from scripts.benchmark.case import LIBRARIES, build, fill, num_warm_ups, seconds_of
 from scripts.benchmark.cases import Robots
 from scripts.benchmark.launches import kernels_without_work, launches_per_step
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from rsl_tbptt.core.scan.products import multiply, multiply_columns
-from rsl_tbptt.tools.commands.bench import Case, build, fill, num_warm_ups, products_in, seconds_of
+from scripts.benchmark.case import Case, build, fill, num_warm_ups, products_in, seconds_of
 
 DTYPES = {"float32": torch.float32, "TF32": torch.float32, "bfloat16": torch.bfloat16}
 """Types of tensors by precision of products."""

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from rsl_tbptt.core.scan import free_buffers
-from rsl_tbptt.tools.commands.bench import Case, Library, build, fill, seconds_of
+from scripts.benchmark.case import Case, Library, build, fill, seconds_of
 
 MEGABYTE = 1e6
 SECONDS = 120.0

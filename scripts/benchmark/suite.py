@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from rsl_tbptt.tools.commands.bench import alternate, check_equal, spread
 from rsl_tbptt.tools.machine import machine, versions
+from scripts.benchmark.case import alternate, check_equal, spread
 from scripts.benchmark.cases import Robots
 from scripts.benchmark.limit import product_rates, update_flops
 from scripts.benchmark.memory import (

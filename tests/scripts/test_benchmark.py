@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools.commands.bench import LIBRARIES, build, check_equal, fill
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
+from scripts.benchmark.case import LIBRARIES, build, check_equal, fill
 from scripts.benchmark.cases import Robots, SteppedCNNRNNModel
 from scripts.benchmark.launches import Launches, kernels_without_work
 from scripts.benchmark.limit import device_time, profile_update, shares_of, update_flops

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rsl_tbptt.tools.commands.bench import Case, build
+from scripts.benchmark.case import Case, build
 from scripts.benchmark.peers import measure
 from scripts.benchmark.peers.measure import Network, build_peer, rollout, table
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.tools.commands.cli import COMMANDS as COMMANDS_OF_CLI
+from rsl_tbptt.tools.commands.commands import COMMANDS as COMMANDS_OF_CLI
 from scripts.option_tables import (
     COMMANDS,
     MARKED,
@@ -68,7 +68,7 @@ def test_every_page_that_an_option_or_command_names_exists():
 
 def test_every_command_is_in_the_docs():
     (page,) = [page for page in PAGES if COMMANDS.search(page.read_text())]
-    for name in (*COMMANDS_OF_CLI, "bench"):
+    for name in COMMANDS_OF_CLI:
         assert f"\n## {name}\n" in page.read_text()
     sections = command_sections(page.parent)
     assert "| `--device DEVICE` | cpu or cuda:\\<index> (default" in sections  # not an HTML tag

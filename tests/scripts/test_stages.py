@@ -88,7 +88,7 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on():
     planned = lay_out(experiment)
     words = planned["student"].command(outputs)
     assert words[-4:] == ["env.a=1", "env.b=2", "env.c=3", "agent.d=4"]
-    args = command_parser("evaluate").parse_args(planned["evaluate-blind"].command(outputs)[1:])
+    args = command_parser().parse_args(planned["evaluate-blind"].command(outputs)[1:])
     assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
     assert args.seed == experiment.evaluation.seed
     assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
@@ -98,7 +98,7 @@ def test_the_memory_of_the_chosen_policy_is_measured_in_its_own_task():
     experiment = changed(load_experiment(DEMO), "student", task_overrides=["env.a=1"])
     stage = lay_out(experiment, "cuda:0")["memory"]
     words = stage.command({"student": "logs/2_student/model_59.pt"})
-    args = command_parser("memory").parse_args(words[1:])
+    args = command_parser().parse_args(words[1:])
     assert args.checkpoint == Path("logs/2_student/model_59.pt")
     assert (args.overrides, args.device) == (["env.a=1"], "cuda:0")
     assert stage.output.endswith("_student/memory.json")  # where the report looks for it

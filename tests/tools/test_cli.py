@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,8 @@ from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.installation import install
 from rsl_tbptt.tools import platforms, progress
 from rsl_tbptt.tools.commands import doctor
-from rsl_tbptt.tools.commands.cli import COMMANDS, command_parser, main
+from rsl_tbptt.tools.commands.cli import command_parser, main
+from rsl_tbptt.tools.commands.commands import COMMANDS
 from rsl_tbptt.tools.platforms import run_shown
 from rsl_tbptt.tools.simulate import evaluate as evaluation
 from rsl_tbptt.tools.simulate import play
@@ -30,14 +30,16 @@ from rsl_tbptt.tools.simulate import play
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "bench"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help(capsys, name):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: rsl-tbptt {name}")
-    assert len(shown.splitlines()) > 5
+    assert 5 < len(shown.splitlines()) <= 40  # one screen
+    texts = shown.split("options:")[1]
+    assert texts.count("default:") <= texts.count("\n  -")
 
 
 def test_help_names_every_command_and_loads_nothing_slow():
@@ -46,18 +48,8 @@ def test_help_names_every_command_and_loads_nothing_slow():
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    assert all(f"    {name} " in shown for name in (*COMMANDS, "bench"))
+    assert all(f"    {name} " in shown for name in COMMANDS)
     assert {"torch", "numpy", "onnx", "rsl_rl"}.isdisjoint(shown.splitlines()[-1].split())
-
-
-def test_bench_without_torch_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "rsl_tbptt.tools.commands.bench", raising=False)
-    monkeypatch.delattr("rsl_tbptt.tools.commands.bench", raising=False)
-    assert main(["bench", "--help"]) == 1
-    shown = capsys.readouterr().err
-    assert shown.startswith("rsl-tbptt bench: The module torch is missing: ")
-    assert shown.count("\n") == 1
 
 
 def test_the_version_is_printed(capsys):
@@ -65,15 +57,6 @@ def test_the_version_is_printed(capsys):
         main(["--version"])
     assert end.value.code == 0
     assert re.fullmatch(r"rsl-tbptt \d+\.\d+\.\d+\n", capsys.readouterr().out)
-
-
-def test_bench_is_asked_for_its_options_and_run(monkeypatch):
-    bench = types.ModuleType("rsl_tbptt.tools.commands.bench")
-    bench.add_arguments = lambda parser: parser.add_argument("--rows")
-    bench.run = lambda args: int(args.rows)
-    monkeypatch.setitem(sys.modules, "rsl_tbptt.tools.commands.bench", bench)
-    monkeypatch.setattr("rsl_tbptt.tools.commands.bench", bench, raising=False)
-    assert main(["bench", "--rows", "3"]) == 3
 
 
 MAKER = """
@@ -563,11 +546,11 @@ def test_the_commands_of_the_pages_are_known(request):
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
     lines = re.findall(r"(?<=rsl-tbptt )[a-z]+(?: --[^`#\n]*)?", text)
-    assert {line.split()[0] for line in lines} <= {*COMMANDS, "bench"}
+    assert {line.split()[0] for line in lines} <= {*COMMANDS}
     parsed = [line.split() for line in lines if "--" in line]
     assert len(parsed) >= 5
     for words in parsed:
-        args, unknown = command_parser(words[0]).parse_known_args(words)
+        args, unknown = command_parser().parse_known_args(words)
         assert args.command == words[0]
         assert not unknown
 

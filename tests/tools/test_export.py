@@ -20,7 +20,7 @@ from rsl_tbptt.checkpoints.describing import describe
 from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.commands.cli_options import image_size
+from rsl_tbptt.tools.commands.commands import image_size
 from rsl_tbptt.tools.robot import bundle
 from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.robot.bundle_policy import BundlePolicy

@@ -19,7 +19,7 @@ import yaml
 from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
 
-from rsl_tbptt.tools.commands import cli_options
+from rsl_tbptt.tools.commands import commands
 from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.rl_sar import rl_sar_config
@@ -124,8 +124,7 @@ def assert_golden(found, golden, *, close=True):
 
 
 def test_the_command_line_and_the_page_name_every_target(request):
-    assert [*TARGETS] == [*cli_options.TARGETS]
-    assert cli_options.OPTIONS["--target"]["choices"] is cli_options.TARGETS
+    assert [*TARGETS] == [*commands.TARGETS]
     page = (request.config.rootpath / "docs" / "howto" / "runtimes.md").read_text()
     assert all(f"| [`{name}`](" in page for name in TARGETS)
 

@@ -1,97 +1,23 @@
 """The command ``rsl-tbptt``, for checkpoints of Isaac Lab, mjlab and rsl_rl alone.
 
-Nothing slow is imported before a command is known and its arguments are parsed. So the functions of
-the commands, in ``cli_policies`` and ``cli_runs``, import what they need when they run.
+Nothing slow is imported before a command is known and its arguments are parsed.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Sequence
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 from rsl_tbptt.installation import installed_version
-from rsl_tbptt.tools.commands import cli_policies, cli_runs
-from rsl_tbptt.tools.commands.cli_options import (
-    ACTING,
-    EPISODES,
-    FORMS,
-    GOLDEN,
-    OPTIONS,
-    PLANNED,
-    POLICY,
-    REMEMBERED,
-    WHERE,
-)
+from rsl_tbptt.tools.commands.commands import COMMANDS
 from rsl_tbptt.tools.commands.doctor import missing_module, require
 from rsl_tbptt.tools.commands.streams import lasting_streams
 
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
-
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str]]] = {
-    "doctor": (
-        "check this setup or a training, and say what is wrong",
-        cli_runs.run_doctor,
-        ("doctor folder", "doctor --output", "--device"),
-    ),
-    "report": (
-        "write a page about a training, or a page that compares several",
-        cli_runs.run_report,
-        ("report runs", "report --output"),
-    ),
-    "latest": (
-        "print the newest checkpoint of a training that can be loaded",
-        cli_runs.run_latest,
-        ("latest folder",),
-    ),
-    "resume": (
-        "print the command that continues a training from its newest checkpoint, or run it",
-        cli_runs.run_resume,
-        ("resume folder", "--run", "--iterations", "--task"),
-    ),
-    "plan": (
-        "show how much memory updates take with more environments, before training",
-        cli_runs.run_plan,
-        (*PLANNED, "--device"),
-    ),
-    "evaluate": (
-        "evaluate a checkpoint on fresh episodes, without exploration noise",
-        cli_policies.run_evaluate,
-        (*ACTING, "evaluate --output", *WHERE, *EPISODES, "--device"),
-    ),
-    "memory": (
-        "measure how far back a policy looks, and how long a sensor fault affects its actions",
-        cli_policies.run_memory,
-        ("memory checkpoint", *POLICY[1:], "memory --output", *WHERE, *REMEMBERED, "--device"),
-    ),
-    "export": (
-        "export a checkpoint for robots as ONNX and TorchScript, and compare the files with it",
-        cli_policies.run_export,
-        (*POLICY, *FORMS, *WHERE, *GOLDEN, "--device"),
-    ),
-    "verify": (
-        "compare an exported policy, or a robot's log of it, with the trained policy",
-        cli_policies.run_verify,
-        ("verify bundle", "verify --trust", "--log", "--tolerance"),
-    ),
-    "play": (
-        "play a checkpoint with its platform's own command, task and agent",
-        cli_policies.run_play,
-        ("play --checkpoint", "--task", "--num-envs", "--video", "--trust", "--device"),
-    ),
-    "new": (
-        "write a small package: a task, its teacher, a recurrent student and recurrent PPO",
-        cli_runs.run_new,
-        ("new name", "new --platform", "new --output"),
-    ),
-}
-"""Description, function and options by command."""
-
-FURTHER = {
-    "play": "Other arguments go on to the platform's command: --viz newton for a window. With"
-    " --video they are settings of the task: env.episode_length_s=4.",
-}
-"""Commands that take other arguments too, and what becomes of those."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,44 +50,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     """Parse a command line and run its command."""
-    parser = command_parser(words[0] if words else None)
+    parser = command_parser()
     args, further = parser.parse_known_args(words)
-    if further and args.command not in FURTHER:
+    options = vars(args)
+    name = options.pop("command")
+    in_order = []
+    for parameter in inspect.signature(COMMANDS[name]).parameters.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            in_order.append(options.pop(parameter.name))
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            in_order, further = further, []
+    if further:
         parser.error(f"unrecognized arguments: {' '.join(further)}")
-    args.further = further
-    require(args.command)
-    return args.run(args)
+    require(name)
+    return COMMANDS[name](*in_order, **options) or 0
 
 
-def command_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Return the parser of all commands.
-
-    Args:
-        chosen: The command that is about to be parsed; others' modules are left alone.
-
-    Returns:
-        A parser whose result has ``command`` and ``run``.
-    """
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands, whose result has ``command`` and its arguments."""
     parser = argparse.ArgumentParser(prog="rsl-tbptt", description=DESCRIPTION)
     version = f"rsl-tbptt {installed_version('rsl-tbptt')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (text, run, options) in COMMANDS.items():
-        description = f"{text[0].upper()}{text[1:]}."
-        command = commands.add_parser(
-            name, help=text, description=description, epilog=FURTHER.get(name)
-        )
-        for option in options:
-            command.add_argument(option.partition(" ")[2] or option, **OPTIONS[option])
-        command.set_defaults(run=run)
-    bench = commands.add_parser("bench", help="compare time and memory of updates with rsl_rl's")
-    if chosen == "bench":
-        from rsl_tbptt.tools.commands import bench as benchmark
-
-        bench.description = benchmark.__doc__
-        benchmark.add_arguments(bench)
-        bench.set_defaults(run=benchmark.run)
+    for name, function in COMMANDS.items():
+        text = (function.__doc__ or "").partition("\n")[0]
+        short = f"{text[0].lower()}{text[1:-1]}"
+        command = commands.add_parser(name, help=short, description=text, formatter_class=_Help)
+        add_arguments(command, function)
     return parser
+
+
+class _Help(argparse.HelpFormatter):
+    """Puts more options and their help on the same line: a command's help fits one screen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=27)
+
+
+def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any]) -> None:
+    """Add the parameters of a function to a parser.
+
+    Positional-only parameters are arguments by place, the others are options. Each is annotated
+    with its type, its help and, where needed, argparse's own settings. The help gets the default
+    where its text names none. ``*further`` takes the words that the parser does not know.
+    """
+    usage = ["%(prog)s", "[options]"]
+    for parameter in inspect.signature(function).parameters.values():
+        kind, text, *settings = get_args(parameter.annotation)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            parser.epilog = text
+            continue
+        options: dict[str, Any] = dict(*settings)
+        types = [part for part in get_args(kind) if part is not NoneType] or [kind]
+        if kind is bool:
+            options["action"] = "store_true"
+        else:
+            options.setdefault("type", types[0])
+        if get_origin(kind) is Sequence and "action" not in options:
+            options["nargs"] = "+"
+        default, name = parameter.default, parameter.name
+        is_required = default is parameter.empty
+        if not is_required:
+            values = [*default] if isinstance(default, tuple) else [default]
+            options["default"] = values if isinstance(default, tuple) else default
+            if kind is not bool and values not in ([], [None]) and "(default:" not in text:
+                text += f" (default: {' '.join(map(str, values))})"
+        value = options.get("metavar", name.upper())
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            options |= {} if is_required else {"nargs": "?"}
+            usage.append(value if is_required else f"[{value}]")
+        else:
+            options["required"] = is_required
+            options["dest"], name = name, f"--{name.replace('_', '-')}"
+            usage += [name, value] if is_required else []
+        parser.add_argument(name, help=text, **options)
+    parser.usage = " ".join(usage)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from rsl_tbptt.core import Rollout, accumulate_group, losses, recurrent_scan, tbptt_schedule
 from rsl_tbptt.core.accumulate import SampleLosses, best_num_micro_batches, bytes_per_sample
-from rsl_tbptt.tools.commands.bench import (
+from scripts.benchmark.case import (
     ACTION_DIM,
     HIDDEN_DIMS,
     OBS_DIM,

@@ -15,7 +15,7 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RecurrentRolloutBufferSamples, RNNStates
 from torch import nn
 
-from rsl_tbptt.tools.commands.bench import ACTION_DIM, HIDDEN_DIMS, OBS_DIM, Case
+from scripts.benchmark.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM, Case
 from scripts.benchmark.peers.measure import Peer, build_peer, by_env, rollout
 
 SPACES = tuple(Box(-np.inf, np.inf, (size,), np.float32) for size in (OBS_DIM, ACTION_DIM))

@@ -18,7 +18,7 @@ from skrl.models.torch import DeterministicMixin, Model
 
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.tools.commands.bench import ACTION_DIM, OBS_DIM, Case
+from scripts.benchmark.case import ACTION_DIM, OBS_DIM, Case
 from scripts.benchmark.peers.measure import Network, Peer, build_peer, by_env
 
 

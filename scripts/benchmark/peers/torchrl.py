@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import GRUModule, LSTMModule
 
-from rsl_tbptt.tools.commands.bench import Case
+from scripts.benchmark.case import Case
 from scripts.benchmark.peers.measure import Network, Peer, build_peer, by_env
 
 MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}

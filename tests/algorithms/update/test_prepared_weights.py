@@ -3,7 +3,7 @@
 import pytest
 
 from rsl_tbptt.core.scan import cpu
-from rsl_tbptt.tools.commands.bench import Case, build, fill
+from scripts.benchmark.case import Case, build, fill
 
 
 @pytest.fixture

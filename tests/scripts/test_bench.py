@@ -1,7 +1,7 @@
-"""`rsl-tbptt bench` times only equal computations, in turn, and refuses what it cannot do."""
+"""`python -m scripts.benchmark update` times only equal computations, in turn."""
 
-import argparse
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,8 +9,9 @@ import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.scan.layers import tf32_in_layers, tf32_in_products
-from rsl_tbptt.tools.commands import bench
-from rsl_tbptt.tools.commands.bench import (
+from scripts.benchmark import __main__ as benchmark
+from scripts.benchmark import case as bench
+from scripts.benchmark.case import (
     LIBRARIES,
     Case,
     alternate,
@@ -24,20 +25,20 @@ TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6
 FEW = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8", "--pairs=1")
 
 
-def run(*options):
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return bench.run(parser.parse_args(options))
+def run(monkeypatch, *options):
+    monkeypatch.setattr(sys, "argv", ["benchmark", "update", *options])
+    args = benchmark.parse_args()
+    args.measure(args)
 
 
-def test_one_table_shows_time_and_memory(capsys):
-    assert run(*FEW, "--num-mini-batches=2", "--rnn-num-layers=2", "--memory") == 0
+def test_one_table_shows_time_and_memory(monkeypatch, capsys):
+    run(monkeypatch, *FEW, "--num-mini-batches=2", "--rnn-num-layers=2", "--memory")
     assert "PPO, 2 layers of LSTM-8, float32, N=8, T=4" in (printed := capsys.readouterr().out)
     assert f"torch {torch.__version__.split('+')[0]}" in printed
     assert re.search(
-        r"^\| time of `update\(\)` \|( [\d.]+ ms \|){2} [\d.]+ \([^|]+\) \|$", printed, re.M
+        r"^\| time of `update\(\)` +\|( [\d.]+ ms +\|){2} [\d.]+ \([^|]+\) +\|$", printed, re.M
     )
-    assert re.search(r"^\| memory of `update\(\)` \|( \d+ MB \|){2} [\d.]+ \|$", printed, re.M)
+    assert re.search(r"^\| memory of `update\(\)` +\|( \d+ MB +\|){2} [\d.]+ +\|$", printed, re.M)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_different_computations_are_not_compared(algorithm, other, monkeypatch, 
     bench._difference.cache_clear()
     wrong = r"parameters' change by one update differs by [45]\.\de-03 .* are not compared"
     with pytest.raises(ValueError, match=wrong):
-        run(*FEW, f"--algorithm={algorithm}")
+        run(monkeypatch, *FEW, f"--algorithm={algorithm}")
     bench._difference.cache_clear()
     assert not capsys.readouterr().out
 
@@ -67,15 +68,15 @@ def test_different_computations_are_not_compared(algorithm, other, monkeypatch, 
         ("--pairs=0", "pairs"),
     ],
 )
-def test_wrong_options_are_named(option, name):
+def test_wrong_options_are_named(monkeypatch, option, name):
     with pytest.raises(ValueError, match=rf"^{name} is .*, expected"):
-        run(*FEW, option)
+        run(monkeypatch, *FEW, option)
 
 
 def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch):
     monkeypatch.setattr(bench, "rsl_rl_era", lambda: "policy")
     with pytest.raises(ImportError, match=r"expected 5\.0\.1 to 5\.5: "):
-        run(*FEW)
+        run(monkeypatch, *FEW)
 
 
 def test_the_ratio_is_the_median_of_the_pairs():

@@ -1,4 +1,4 @@
-"""Compare time and memory of one update with the installed rsl_rl's: ``rsl-tbptt bench``.
+"""Compare time and memory of one update with the installed rsl_rl's.
 
 Both libraries train equal networks on equal rollouts. Times are only measured if both compute the
 same.
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.storage import RolloutStorage
+from tabulate import tabulate
 from tensordict import TensorDict
 from torch.nn.utils import parameters_to_vector
 from torch.utils._pytree import tree_map
@@ -317,13 +318,6 @@ def peak_of_update(case: Case, library: Library) -> int:
     return memory.peak
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``rsl-tbptt bench``."""
-    add_case_arguments(parser)
-    parser.add_argument("--pairs", type=int, default=5, help="updates of each library (default: 5)")
-    parser.add_argument("--memory", action="store_true", help="also the peak of tensors")
-
-
 def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe a case, for any command that measures one."""
     for option in fields(Case):
@@ -358,31 +352,28 @@ def case_from(args: argparse.Namespace) -> Case:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Compare one update with rsl_rl's and print a Markdown table; return the exit status.
+def compare(case: Case, num_pairs: int, *, memory: bool) -> str:
+    """Compare one update with rsl_rl's; return a Markdown table.
 
     Raises:
-        ImportError: If rsl_rl is not 5.0.1 to 5.5.
         ValueError: If an option is wrong, or the libraries do not compute the same.
     """
-    case = case_from(args)
-    if args.pairs < 1:
-        raise ValueError(f"pairs is {args.pairs}, expected at least 1.")
+    if num_pairs < 1:
+        raise ValueError(f"pairs is {num_pairs}, expected at least 1.")
     check_equal(case)
-    ours, theirs = alternate([(library, case) for library in LIBRARIES], args.pairs)
+    ours, theirs = alternate([(library, case) for library in LIBRARIES], num_pairs)
     low, ratio, high = spread(ours, theirs)
     times = [milliseconds(statistics.median(seconds)) for seconds in (theirs, ours)]
     rows = [("time of `update()`", *times, f"{ratio:.2f} ({low:.2f} to {high:.2f})")]
-    if args.memory:
+    if memory:
         mine, other = (peak_of_update(case, library) for library in LIBRARIES)
         peaks = (f"{other / 1e6:.0f} MB", f"{mine / 1e6:.0f} MB", f"{other / mine:.2f}")
         rows.append(("memory of `update()`", *peaks))
     found, where = versions(), machine(case.device)
     what = [f"{name} {found[name]}" for name in ("rsl-tbptt", "rsl-rl-lib", "torch")]
-    print(f"{case}; {', '.join((where['device'], where['processor'], *what))}\n")
-    for row in (("", "rsl_rl", "rsl_tbptt", "rsl_rl / rsl_tbptt"), ("---",) * 4, *rows):
-        print(f"| {' | '.join(row)} |")
-    return 0
+    heads = ("", "rsl_rl", "rsl_tbptt", "rsl_rl / rsl_tbptt")
+    table = tabulate(rows, heads, "github", disable_numparse=True)
+    return f"{case}; {', '.join((where['device'], where['processor'], *what))}\n\n{table}"
 
 
 def spread(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:

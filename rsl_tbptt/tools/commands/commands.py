@@ -1,0 +1,555 @@
+"""The commands of ``rsl-tbptt``: the signature of a function is the command line of its command.
+
+Each function imports what it needs when it runs, so that nothing slow is imported before arguments
+are parsed. ``cli.command_parser`` reads the signatures.
+"""
+
+import io
+import json
+import re
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
+from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
+
+TARGETS = ("c", "legged_control2", "rl_sar", "unitree", "unitree_gym")
+"""The keys of ``rsl_tbptt.tools.robot.targets.TARGETS``, which is slow to import."""
+
+
+def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
+    """Read ``GROUP=CxHxW`` into the group, and channels, height and width.
+
+    Raises:
+        ArgumentTypeError: If it is something else.
+    """
+    group, _, size = argument.rpartition("=")
+    if not (group and re.fullmatch(r"\d+x\d+x\d+", size)):
+        raise ArgumentTypeError(f"{argument!r}, expected for example camera=3x64x64.")
+    return group, tuple(map(int, size.split("x")))
+
+
+Run = Annotated[Path, "log folder of a training", {"metavar": "RUN"}]
+NEWEST = "model_<iteration>.pt, or RUN/latest for the newest"
+Agent = Annotated[
+    Path | None,
+    "config of the training (default: params/agent.yaml next to the checkpoint)",
+    {"metavar": "YAML"},
+]
+Trust = Annotated[
+    Sequence[str],
+    "also load classes from this package; repeatable",
+    {"action": "append", "metavar": "PACKAGE"},
+]
+PlatformName = Annotated[
+    str | None,
+    "platform that simulates the task (default: the training's)",
+    {"choices": PLATFORMS},
+]
+Task = Annotated[str | None, "registered id of the task (default: the training's)"]
+Env = Annotated[
+    str | None,
+    "for rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
+    {"metavar": "MODULE:FUNCTION"},
+]
+Overrides = Annotated[Sequence[str], "settings of Isaac Lab's task: presets=depth env.NAME=VALUE"]
+Device = Annotated[str, "cpu or cuda:<index>"]
+Tolerance = Annotated[float, "largest difference that passes"]
+
+
+def doctor(
+    folder: Annotated[
+        Path | None,
+        "check the training in this log folder instead of the setup",
+        {"metavar": "RUN"},
+    ] = None,
+    /,
+    *,
+    output: Annotated[
+        Path, "check that this folder can be written to (default: the working directory)"
+    ] = Path(),
+    device: Device = "cpu",
+) -> int:
+    """Check this setup or a training, and say what is wrong."""
+    if folder is None:
+        return 0 if diagnose(device, output) else 1
+    require("doctor RUN")
+    from rsl_tbptt.tools.runs.run_doctor import diagnose_run
+
+    return 0 if diagnose_run(folder) else 1
+
+
+def report(
+    runs: Annotated[
+        Sequence[Path],
+        "log folder of a training, or a folder that holds several",
+        {"metavar": "RUN"},
+    ],
+    /,
+    *,
+    output: Annotated[
+        Path | None, "HTML file to write (default: report.html, in RUN if that is one training)"
+    ] = None,
+) -> None:
+    """Write a page about a training, or a page that compares several."""
+    from rsl_tbptt.tools.runs.report import report as write_report
+
+    print(f"wrote {write_report(runs, output)}")
+
+
+def latest(folder: Run, /) -> None:
+    """Print the newest checkpoint of a training that can be loaded."""
+    from rsl_tbptt.checkpoints.reading import latest_checkpoint
+
+    print(latest_checkpoint(folder))
+
+
+def resume(
+    folder: Run,
+    /,
+    *,
+    run: Annotated[bool, "run the command instead of only printing it"] = False,
+    iterations: Annotated[
+        int | None,
+        "iterations to go on for (default: those left of the training's max_iterations)",
+    ] = None,
+    task: Task = None,
+) -> int:
+    """Print the command that continues a training from its newest checkpoint, or run it."""
+    from rsl_tbptt.tools.platforms import run_shown
+    from rsl_tbptt.tools.runs.resume import resumption
+
+    with redirect_stdout(sys.stderr):  # simulators print while their tasks are looked up
+        found = resumption(folder, task=task, iterations=iterations)
+    for remark in found.remarks:
+        print(f"# {remark}", file=sys.stderr)
+    if run:
+        return run_shown(found.command, found.folder, found.device)
+    print(found.line)
+    return 0
+
+
+def plan(
+    *,
+    checkpoint: Annotated[
+        Path | None, "checkpoint whose training's task and options are taken, or RUN/latest"
+    ] = None,
+    platform: PlatformName = None,
+    task: Task = None,
+    env: Env = None,
+    overrides: Overrides = (),
+    agent: Annotated[
+        str | None,
+        "with --task: name of the agent's config in Isaac Lab (default: rsl_rl_cfg_entry_point);"
+        " with --env: YAML file of the runner's config",
+    ] = None,
+    num_envs: Annotated[Sequence[int], "numbers of environments"] = (256, 512, 1024, 2048, 4096),
+    budget: Annotated[
+        float | None, "memory of the device in GB: say what fits", {"metavar": "GB"}
+    ] = None,
+    device: Device = "cpu",
+) -> None:
+    """Show how much memory updates take with more environments, before training.
+
+    Raises:
+        ValueError: If options contradict each other or a number is too small.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.simulate import plan as plans
+
+    where = _where(platform, task, env)
+    if min(num_envs) < 1:
+        raise ValueError(f"--num-envs is {min(num_envs)}, expected at least 1.")
+    check_device(device)
+    with redirect_stdout(io.StringIO()):  # simulators print, and rsl_rl its models for every row
+        planned = plans.planned(checkpoint and checkpoint_file(checkpoint), **where, agent=agent)
+        rows = plans.plan(planned, num_envs, overrides=overrides, device=device)
+    print(f"MB of {planned.task.task}. An update's peak comes on top of the columns after it.\n")
+    print(plans.table(rows, budget))
+    if budget is not None:
+        print(f"\n{plans.answer(rows, budget)}")
+
+
+def evaluate(
+    *,
+    checkpoint: Annotated[
+        Path | None, "checkpoint; with --policy, the bundle's own by default"
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        "evaluate this bundle of `rsl-tbptt export` instead of the checkpoint",
+        {"metavar": "BUNDLE"},
+    ] = None,
+    form: Annotated[str, "file of the bundle to run", {"choices": ("onnx", "c")}] = "onnx",
+    agent: Agent = None,
+    trust: Annotated[
+        Sequence[str],
+        "also load this package's classes, or this bundle's C; repeatable",
+        {"action": "append", "metavar": "NAME"},
+    ] = (),
+    output: Annotated[
+        Path | None, "JSON file to write (default: a new evaluation.json next to the checkpoint)"
+    ] = None,
+    platform: PlatformName = None,
+    task: Task = None,
+    env: Env = None,
+    overrides: Overrides = (),
+    episodes: Annotated[int, "number of episodes, one per environment"] = 256,
+    max_steps: Annotated[
+        int | None,
+        "steps after which an unfinished episode counts as it stands (default:"
+        " max_episode_length + 1)",
+    ] = None,
+    seed: Annotated[int, "seed of the environments"] = 1000,
+    device: Device = "cpu",
+) -> None:
+    """Evaluate a checkpoint on fresh episodes, without exploration noise.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.files import output_path
+    from rsl_tbptt.tools.simulate import evaluate as evaluation
+
+    where = _where(platform, task, env)
+    if checkpoint is None and policy is None:
+        raise ValueError("--checkpoint is missing, expected it or --policy.")
+    if form != "onnx" and policy is None:
+        raise ValueError(f"--form is {form}, expected it only next to --policy.")
+    check_device(device)
+    if checkpoint is None:
+        from rsl_tbptt.tools.robot.bundle_policy import checkpoint_of
+
+        checkpoint = checkpoint_of(policy)
+    checkpoint = checkpoint_file(checkpoint)
+    platform_of(checkpoint)  # which says where there is none, before its folder is written to
+    default = checkpoint.parent / "evaluation.json"
+    output_path(output, default, evaluation.MARK)  # first: evaluating takes a while
+    result = evaluation.evaluate(
+        checkpoint,
+        bundle=policy,
+        form=form,
+        **where,
+        overrides=overrides,
+        agent=agent,
+        trust=trust,
+        episodes=episodes,
+        max_steps=max_steps,
+        seed=seed,
+        device=device,
+    )
+    low, high = result["confidence_interval"]
+    print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
+    if "success_rate" in result:
+        print(f"success rate {result['success_rate']:.3f}")
+    for name, share in result.get("ended_by", {}).items():
+        print(f"ended by {name}: {share:.1%} of episodes")
+    for name, error in result["auxiliary"].items():
+        print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
+    print(f"wrote {_write_or_print(result, output, default, evaluation.MARK)}")
+
+
+def memory(
+    checkpoint: Annotated[Path, NEWEST, {"metavar": "CHECKPOINT"}],
+    /,
+    *,
+    agent: Agent = None,
+    trust: Trust = (),
+    output: Annotated[
+        Path | None, "JSON file to replace (default: memory.json next to the checkpoint)"
+    ] = None,
+    platform: PlatformName = None,
+    task: Task = None,
+    env: Env = None,
+    overrides: Overrides = (),
+    num_envs: Annotated[int, "number of environments"] = 64,
+    steps: Annotated[int, "steps of the rollout, above the longest lag"] = 300,
+    device: Device = "cpu",
+) -> None:
+    """Measure how far back a policy looks, and how long a sensor fault affects its actions."""
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.files import output_path
+    from rsl_tbptt.tools.simulate import memory_findings as findings
+    from rsl_tbptt.tools.simulate.memory import analyse
+
+    where = _where(platform, task, env)
+    check_device(device)
+    checkpoint = checkpoint_file(checkpoint)
+    platform_of(checkpoint)  # which says where there is none, before its folder is written to
+    default = checkpoint.parent / findings.FILE
+    output = output_path(output or default, default, findings.MARK)
+    found = analyse(
+        checkpoint,
+        **where,
+        overrides=overrides,
+        agent=agent,
+        trust=trust,
+        num_envs=num_envs,
+        steps=steps,
+        device=device,
+    )
+    for name, back, outlier, frozen in findings.memory_rows(found):
+        print(f"{name}: looks back {back}; recovers from an outlier after {outlier},", end=" ")
+        print(f"from a frozen sensor after {frozen}")
+    for name, value in findings.memory_facts(found).items():
+        print(f"{name}: {value}")
+    looked_at, wrong = findings.judge_memory(found)
+    print("\n".join([looked_at, *(f"WRONG {finding}" for finding in wrong)]))
+    print(f"wrote {_write_or_print(found, output, default, findings.MARK)}")
+
+
+def _where(platform: str | None, task: str | None, env: str | None) -> dict[str, Any]:
+    """Return where a policy is simulated.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    if env and (task or platform):
+        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    return {"platform_name": "rsl_rl" if env else platform, "task": env or task}
+
+
+def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes) -> Path:
+    """Write a result, or print it if it cannot be written: computing it took a while.
+
+    Raises:
+        OSError: If it cannot be written.
+        ValueError: Likewise.
+    """
+    from rsl_tbptt.files import output_path, write_json
+
+    try:
+        output = output_path(given, default, mark)  # another result may have taken the name
+        write_json(output, result)
+    except (OSError, ValueError):
+        print(f"The result, which cannot be written:\n{json.dumps(result)}")
+        raise
+    return output
+
+
+def export(
+    *,
+    checkpoint: Annotated[Path, NEWEST],
+    agent: Agent = None,
+    trust: Trust = (),
+    image: Annotated[
+        Sequence[tuple[str, tuple[int, ...]]],
+        "size of an image group; repeatable",
+        {"action": "append", "type": image_size, "metavar": "GROUP=CxHxW"},
+    ] = (),
+    output: Annotated[
+        Path | None,
+        "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
+    ] = None,
+    single_input: Annotated[
+        bool, "give the ONNX file one input, obs, that joins all groups"
+    ] = False,
+    target: Annotated[
+        Sequence[str],
+        "also write a folder for this program on robots, or C99 for microcontrollers (c);"
+        " repeatable",
+        {"action": "append", "choices": TARGETS},
+    ] = (),
+    platform: PlatformName = None,
+    task: Task = None,
+    env: Env = None,
+    overrides: Overrides = (),
+    steps: Annotated[int, "steps of the golden trajectory"] = 200,
+    drawn: Annotated[
+        bool, "draw the golden trajectory at random instead of simulating the task"
+    ] = False,
+    tolerance: Tolerance = 1e-4,
+    seed: Annotated[int, "seed of the golden trajectory"] = 0,
+    device: Device = "cpu",
+) -> None:
+    """Export a checkpoint for robots as ONNX and TorchScript, and compare the files with it.
+
+    Raises:
+        ValueError: If they differ by more than the tolerance.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.robot.export import export as write_export
+
+    check_device(device)
+    bundle = write_export(
+        checkpoint_file(checkpoint),
+        output,
+        images=dict(image),
+        **_where(platform, task, env),
+        overrides=overrides,
+        agent=agent,
+        trust=trust,
+        single_input=single_input,
+        steps=steps,
+        tolerance=tolerance,
+        seed=seed,
+        drawn=drawn,
+        target=target,
+        device=device,
+    )
+    print(f"golden trajectory: {bundle['golden']}")
+    _print_differences(bundle["max_difference"])
+    if "torchscript" not in bundle["max_difference"]:
+        print("torchscript: not there, newer releases of torch have given it up")
+    if bundle["output"] is None:
+        raise ValueError(
+            f"The largest difference is not within {tolerance:.1e}: nothing is written."
+        )
+    print(f"wrote {bundle['output']}")
+
+
+def verify(
+    bundle: Annotated[Path, "folder that `rsl-tbptt export` wrote", {"metavar": "BUNDLE"}],
+    /,
+    *,
+    trust: Annotated[
+        Sequence[str],
+        "run this bundle's TorchScript and C, too",
+        {"action": "append", "metavar": "BUNDLE"},
+    ] = (),
+    log: Annotated[
+        Path | None,
+        "find faults of the program on a robot in what it logged, an .npz or .csv file",
+        {"metavar": "LOG"},
+    ] = None,
+    tolerance: Tolerance = 1e-4,
+) -> None:
+    """Compare an exported policy, or a robot's log of it, with the trained policy.
+
+    Raises:
+        ValueError: If it is too far from the policy, or the log shows a fault.
+    """
+    if log is not None:
+        return _verify_log(bundle, log, tolerance)
+    from rsl_tbptt.tools.robot import verify as replaying
+
+    differences = replaying.verify(bundle, trust)
+    _print_differences(differences)
+    if (code := replaying.code_in(bundle)) and not replaying.is_trusted(bundle, trust):
+        print(f"not run: {', '.join(code)}. They are code: to run it, add --trust {bundle}")
+    if not all(difference <= tolerance for difference in differences.values()):
+        raise ValueError(
+            f"The largest difference is not within {tolerance:.1e}: the files are not of the"
+            " policy that the golden trajectory was recorded with. Export it again."
+        )
+
+
+def _verify_log(bundle: Path, log: Path, tolerance: float) -> None:
+    from rsl_tbptt.tools.robot.robot_log import diagnose_log
+
+    found = diagnose_log(bundle, log, tolerance)
+    for name, difference in found.differences.items():
+        print(f"{name}: largest difference {difference:.1e}{', faults apart' * bool(found.faults)}")
+    for note in found.notes:
+        print(f"note: {note}")
+    for fault in found.faults:
+        print(f"FAULT {fault.kind}: {fault.text}")
+    if found.faults:
+        raise ValueError(f"The log shows {len(found.faults)} fault(s) of the program on the robot.")
+    print("no fault")
+
+
+def _print_differences(differences: Mapping[str, float]) -> None:
+    for name, difference in differences.items():
+        what = "a prediction in ONNX" if name.startswith("auxiliary/") else "an action"
+        print(f"{name}: largest difference of {what} {difference:.1e}")
+
+
+def play(
+    *further: Annotated[
+        str,
+        "Other arguments go on to the platform's command: --viz newton for a window. With --video"
+        " they are settings of the task: env.episode_length_s=4.",
+    ],
+    checkpoint: Annotated[
+        Sequence[Path],
+        "checkpoint, or RUN/latest; with --video repeatable",
+        {"action": "append"},
+    ],
+    task: Task = None,
+    num_envs: Annotated[int | None, "environments to show (default: 16, with --video 2)"] = None,
+    video: Annotated[Path | None, "render the robots into this GIF or WebP file instead"] = None,
+    trust: Trust = (),
+    device: Device = "cpu",
+) -> int:
+    """Play a checkpoint with its platform's own command, task and agent.
+
+    Raises:
+        ValueError: If an option is given that only the other one takes.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.simulate import play as playing
+
+    checkpoints = [checkpoint_file(path) for path in checkpoint]
+    if num_envs is not None and num_envs < 1:
+        raise ValueError(f"--num-envs is {num_envs}, expected at least 1.")
+    if video is None:
+        if len(checkpoints) > 1 or trust:
+            raise ValueError(
+                "--video is missing, expected it next to --trust or several --checkpoint: the"
+                " platform's own play shows one policy and loads the classes of its task."
+            )
+        return playing.play(
+            checkpoints[0], num_envs=num_envs or 16, task=task, device=device, further=further
+        )
+    require("play --video")
+    if refused := [word for word in further if word.startswith("-")]:
+        raise ValueError(
+            f"The arguments {refused} are unknown, expected with --video only settings of the"
+            " task: env.episode_length_s=4."
+        )
+    check_device(device)
+    playing.record(
+        checkpoints,
+        video,
+        overrides=[*further],
+        num_envs=num_envs or 2,
+        task=task,
+        trust=trust,
+        device=device,
+    )
+    print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+def new(
+    name: Annotated[
+        str, "name of the package and of its task, a Python identifier", {"metavar": "NAME"}
+    ],
+    /,
+    *,
+    platform: Annotated[str, "platform of the task", {"choices": PLATFORMS}],
+    output: Annotated[
+        Path | None,
+        "folder to create (default: NAME, in the working directory)",
+        {"metavar": "FOLDER"},
+    ] = None,
+) -> None:
+    """Write a small package: a task, its teacher, a recurrent student and recurrent PPO."""
+    from rsl_tbptt.tools.commands.new import new as write_package
+
+    print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
+
+
+COMMANDS = {
+    command.__name__: command
+    for command in (
+        doctor,
+        report,
+        latest,
+        resume,
+        plan,
+        evaluate,
+        memory,
+        export,
+        verify,
+        play,
+        new,
+    )
+}
+"""Functions by command, in the order of the help."""
