@@ -28,7 +28,14 @@ ALGORITHMS = (
     # Slow, and independent of rsl_rl's release.
     "--ignore=tests/algorithms/update/test_distributed.py",
 )
-MJLAB = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
+MJLAB = (
+    "tests/integrations/test_mjlab*.py",
+    "tests/tasks/test_mjlab_*.py",
+    "tests/integrations/test_rendered_robots.py",
+    "tests/integrations/test_resumed_command.py",
+    "-m",
+    "not soak",  # also the long ones
+)
 
 
 @dataclass(frozen=True, kw_only=True)

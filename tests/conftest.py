@@ -20,11 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests in one worker that share a module's fixtures, or the runs of the page."""
+    """Keep tests in one worker that share a module's fixtures, or the process of Isaac Lab."""
     if not config.getoption("loadgroup", default=False):  # of xdist, in its workers
         return
     for item in items:
-        shared = "page" if "page" in getattr(item, "fixturenames", ()) else item.path.stem
+        shared = "isaaclab" if "isaaclab" in getattr(item, "fixturenames", ()) else item.path.stem
         item.add_marker(pytest.mark.xdist_group(shared))
 
 

@@ -2,9 +2,12 @@
 
 import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
+
+from rsl_tbptt.installation import install
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
 PUBLIC = {
@@ -42,3 +45,14 @@ def test_public_names_can_be_imported(module):
         pytest.importorskip(module.rpartition(".")[2])
     imported = importlib.import_module(module)
     assert [name for name in PUBLIC[module].split() if not hasattr(imported, name)] == []
+
+
+@pytest.mark.parametrize("platform", ["isaaclab", "mjlab"])
+def test_without_its_platform_the_error_of_an_integration_names_the_fix(platform, monkeypatch):
+    module = f"rsl_tbptt.integrations.{platform}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == platform]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, platform, None)
+    with pytest.raises(ImportError, match=re.escape(install(platform))):
+        importlib.import_module(module)

@@ -1,8 +1,6 @@
 """The Isaac Lab config classes: base classes, defaults, and the algorithm's arguments."""
 
 import dataclasses
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
+import isaaclab_tasks  # noqa: F401
 import torch
 import yaml
 from isaaclab.utils import configclass, to_dict
@@ -22,17 +21,17 @@ from isaaclab_rl.rsl_rl import (
     RslRlRNNModelCfg,
     handle_deprecated_rsl_rl_cfg,
 )
+from isaaclab_tasks.utils import resolve_task_config
 from omegaconf import OmegaConf
 from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
+import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
-from rsl_tbptt.installation import install
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttControllerCfg,
@@ -46,12 +45,6 @@ from rsl_tbptt.models.controller import with_controllers
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 """Fields that rsl_rl reads before the options are built."""
-
-WITHOUT_ISAACLAB = """
-import sys
-sys.modules["isaaclab"] = None
-import rsl_tbptt.integrations.isaaclab
-"""
 
 
 def handed_on(cfg):
@@ -83,6 +76,45 @@ def test_a_config_is_isaaclabs_own_with_the_options_of_the_algorithm(
     assert options.parse(arguments) == options()
 
 
+HEADS = "{'velocity': {'target': 'policy', 'columns': [0, 1], 'coef': 0.5, 'loss': 'a:b'}}"
+TEACHER = "{'class_name': 'MLPModel'}"
+
+
+@pytest.mark.parametrize("task", ["Tbptt-Cartpole-Occluded", "Isaac-Velocity-Flat-AnymalD"])
+@pytest.mark.parametrize(
+    ("kind", "options", "algorithm", "given"),
+    [
+        ("distillation_recurrent", DistillationOptions, TbpttDistillation, {"tail": "drop"}),
+        (
+            "recurrent",
+            PpoOptions,
+            TbpttPPO,
+            {"max_grad_norm": "null", "teacher_cfg": TEACHER, "teacher_coef": 1},
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:'RigidBodyMaterialCfg' is deprecated:DeprecationWarning")
+def test_options_of_the_command_line_reach_the_algorithm_also_in_a_stock_config(
+    task, kind, options, algorithm, given
+):
+    given = {**given, "gradient_length": "6", "auxiliary": HEADS}
+    given["class_name"] = f"rsl_tbptt.algorithms:{algorithm.__name__}"
+    words = [f"agent.algorithm.{name}={value}" for name, value in given.items()]
+    agent = f"rsl_rl_{kind}_cfg_entry_point"
+    _, cfg = resolve_task_config(task, agent, overrides=["physics=newton_mjwarp", *words])
+    found, arguments = handed_on(cfg.algorithm)
+    assert found is algorithm
+    for name in ("class_name", *TAKEN_BY_RSL_RL):
+        arguments.pop(name, None)
+    parsed = options.parse(arguments)
+    assert (parsed.gradient_length, parsed.auxiliary) == (6, eval(HEADS))
+    if options is PpoOptions:
+        assert (parsed.max_grad_norm, parsed.teacher_cfg) == (None, eval(TEACHER))
+    else:
+        assert parsed.tail == "drop"
+
+
 def test_slices_and_functions_survive_a_config_and_its_file(tmp_path):
     slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
     cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
@@ -95,21 +127,12 @@ def test_slices_and_functions_survive_a_config_and_its_file(tmp_path):
     assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
 
 
-def test_without_isaaclab_the_error_names_the_fix():
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ISAACLAB], capture_output=True, text=True, check=False
-    )
-    assert result.returncode != 0
-    assert install("isaaclab") in result.stderr
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_the_model_of_a_config_has_a_cnn_and_memory(cell):
+def test_the_model_of_a_config_has_a_cnn_and_memory():
     cfg = TbpttCnnRnnModelCfg(
         cnn_cfg=TbpttCnnRnnModelCfg.CNNCfg(activation="elu", **CNN),
         hidden_dims=[8],
         activation="elu",
-        rnn_type=cell.lower(),
+        rnn_type="sru",
         image_scale=0.5,
     )
     model_class, options = handed_on(cfg)
@@ -118,15 +141,16 @@ def test_the_model_of_a_config_has_a_cnn_and_memory(cell):
     groups = {"student": ["policy", "camera", "depth"]}
     model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
     assert isinstance(model, CNNRNNModel)
-    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == (cell, 256, 0.5)
+    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("SRU", 256, 0.5)
 
 
 GAUSSIAN = RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0)
+MLP = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN)
 TEACHERS: Any = TbpttTeachersCfg(
     selector="skill",
     teachers={
         "walk": TbpttTeacherCfg(
-            cfg=RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN),
+            cfg=MLP,
             checkpoint="logs/walk/model_1499.pt",
             obs_groups=["state"],
         ),
@@ -186,8 +210,7 @@ class PlaybackCfg(TbpttControllerCfg):
 
 @pytest.mark.parametrize("teacher", [PlaybackCfg(), None], ids=["own config", "class_name alone"])
 def test_a_controller_passes_through_isaaclabs_script(teacher):
-    mlp = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN)
-    cfg = SkillsCfg(obs_groups={"student": ["policy"]}, teacher=teacher or mlp)
+    cfg = SkillsCfg(obs_groups={"student": ["policy"]}, teacher=teacher or MLP)
     overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
     overrides["teacher"]["class_name"] = "support.controllers:Playback"
     if teacher:
@@ -201,16 +224,8 @@ def test_a_controller_passes_through_isaaclabs_script(teacher):
     assert model(obs).flatten().tolist() == pytest.approx([0.7 if teacher else 0.1] * 2)
 
 
-def test_the_config_of_a_model_is_not_changed():
-    actor = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
-    TbpttTeacherCfg(cfg=actor)
-    assert "stochastic" in vars(actor)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_ppo_takes_the_config_of_its_teacher(number):
-    alone: Any = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN)
-    given, kind = {1: (alone, MLPModel), 2: (TEACHERS, SelectedTeachers)}[number]
+@pytest.mark.parametrize(("given", "kind"), [(MLP, MLPModel), (TEACHERS, SelectedTeachers)])
+def test_ppo_takes_the_config_of_its_teacher(given, kind):
     cfg = TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5)
     obs = make_obs(2)
     obs["skill"] = torch.tensor([[1.0], [0.0]])

@@ -50,13 +50,3 @@ def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
     assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
     exported = json.loads((tmp_path / "bundle" / "policy.json").read_text())
     assert max(exported["max_difference"].values()) < 1e-4
-
-
-def test_its_policy_is_played_and_exported_by_isaac_lab(page, checkpoint):
-    words = f"play --rl_library rsl_rl --task {TASK} --device cpu agent.device=cpu {CAMERA}"
-    trained = f"physics=newton_mjwarp --checkpoint {checkpoint}"
-    actor = (checkpoint.parent / "params" / "agent.yaml").read_text()
-    model = MODEL if MODEL.split("=")[1] in actor else ""
-    page.run([*words.split(), *trained.split(), *model.split()])
-    assert (checkpoint.parent / "exported" / "policy.pt").is_file()
-    assert (checkpoint.parent / "exported" / "policy.onnx").is_file()
