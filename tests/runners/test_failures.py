@@ -247,14 +247,6 @@ def test_iterations_before_a_failed_step_are_kept(tmp_path):
     assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
 
 
-def test_an_existing_file_is_not_written_again(tmp_path):
-    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 1: die}))
-    with pytest.raises(RuntimeError, match="the simulator died"):
-        runner.learn(2)
-    file = torch.load(tmp_path / "model_0.pt", weights_only=True)
-    assert "generators" in file["rsl_tbptt_runner"]["resume"]
-
-
 def test_an_error_is_raised_even_if_nothing_can_be_saved(tmp_path, monkeypatch):
     env = DisturbedEnv({2 * STEPS + 1: die})
     runner = make_runner(tmp_path, env=env, save_interval=100)

@@ -313,32 +313,6 @@ def test_rnd_continues_under_rsl_rls_own_runner(tmp_path):
     assert trained.alg.rnd.weight == resumed.alg.rnd.weight < 5.0
 
 
-def test_only_the_requested_parts_of_rnd_are_loaded(tmp_path):
-    trained = make(tmp_path, None, "rnd")
-    trained.learn(1)
-    other = make(tmp_path, None, "rnd")
-    other.alg.load(trained.alg.save(), {"critic": True}, strict=True)
-    assert other.alg.rnd.update_counter == 0
-    assert other.alg.rnd.reward_normalizer.disc_avg.avg is None
-    other.alg.load(trained.alg.save(), {"rnd": True}, strict=True)
-    assert other.alg.rnd.update_counter == 6
-
-
-def test_returns_start_again_after_a_checkpoint_without_those_of_rnd(tmp_path):
-    make(tmp_path, "run", "rnd", num_steps_per_env=3).learn(3)
-    path = tmp_path / "run" / "model_2.pt"
-    file = torch.load(path, weights_only=True)
-    episodes = file["rsl_tbptt_runner"]["resume"]["episodes"]
-    for name in ("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"):
-        del episodes[name]
-    file["rsl_tbptt_runner"]["resume"]["environment"]["episode_length"].zero_()
-    torch.save(file, path)
-    resumed = make(tmp_path, "run", "rnd", num_steps_per_env=3)
-    resumed.load(str(path))
-    resumed.learn(1)  # no episode ends; rsl_rl logs all means or none
-    assert len(resumed.logger.rewbuffer) == len(resumed.logger.erewbuffer) == 0
-
-
 def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
     steps = iter(range(15))
 

@@ -6,7 +6,6 @@ import re
 import shlex
 from html import unescape
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.commands.cli import command_parser, main
-from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, log_ticks, style, thinned, ticks
+from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, style, thinned, ticks
 from rsl_tbptt.tools.runs.report import MOST_BYTES, TEMPLATE, report
-from rsl_tbptt.tools.runs.resume import RunFacts
 from rsl_tbptt.tools.simulate.evaluate import summarise
 
 AGENT = {
@@ -258,14 +256,6 @@ def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
     assert "commit robots abababababab with changes" in text
 
 
-def test_a_run_near_the_root_names_its_teacher_as_noted(tmp_path, monkeypatch):
-    run = write_run(tmp_path / "run", platform="isaaclab")
-    monkeypatch.setattr(Path, "resolve", lambda self: Path("/", self.name))
-    facts = RunFacts(run)  # its folder is /run now
-    facts.agent = AGENT
-    assert facts._teacher() == Path(AGENT["load_checkpoint"])
-
-
 def test_commands_of_a_platform_that_is_not_installed_are_left_out(tmp_path, monkeypatch):
     def physics(task):
         raise ModuleNotFoundError(name="isaaclab")
@@ -330,11 +320,6 @@ def test_40_lines_differ_in_colour_or_pattern_and_neighbours_in_both():
 def test_ticks_are_round_numbers_within_the_range(low, high, expected):
     assert ticks(low, high) == expected
     assert ticks(low, low) == [low]
-
-
-def test_ticks_of_a_logarithm_are_few():
-    assert log_ticks(0.03, 5) == [0.05, 0.1, 0.2, 0.5, 1, 2, 5][::2]
-    assert log_ticks(1e-9, 1e3) == [1e-9, 1e-6, 1e-3, 1, 1e3]
 
 
 def test_a_curve_is_thinned_to_means_and_keeps_its_gaps():

@@ -13,7 +13,7 @@ from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import Trained, Training, load_platform
 from rsl_tbptt.tools.platforms.noted import noted_settings
 from rsl_tbptt.tools.runs import resume
-from rsl_tbptt.tools.runs.resume import RunFacts, device_of
+from rsl_tbptt.tools.runs.resume import RunFacts
 
 isaaclab, mjlab = load_platform("isaaclab"), load_platform("mjlab")
 
@@ -169,11 +169,6 @@ def test_no_or_fewer_iterations_are_refused(run, settings, capsys):
     save(run, "model_20.pt", 20)
     assert main(["resume", str(run), "--iterations", "-5"]) == 1
     assert "--iterations is -5, expected at least 1" in capsys.readouterr().err
-
-
-def test_the_device_is_that_of_a_checkpoints_tensors(tmp_path):
-    save(tmp_path, "model_0.pt", 0)
-    assert device_of(tmp_path / "model_0.pt") == "cpu"
 
 
 def test_what_a_training_changed_are_plain_values_and_the_names_of_others(tmp_path):

@@ -12,7 +12,6 @@ from rsl_tbptt.tools.simulate.play import (
     Film,
     frame,
     record,
-    smoothed,
     with_seen,
     write,
 )
@@ -116,15 +115,6 @@ def test_a_file_plays_in_real_time_again_and_again(films, tmp_path, name):
             shown.load()
             durations.append(shown.info["duration"])
     assert durations == [100] * (NUM_FRAMES - 1) + [1100]
-
-
-def test_pixels_are_averages_of_their_rays():
-    rays = torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
-    rays[0, 0, 0], rays[0, 1, 1] = 200, 100
-    small = smoothed(rays)
-    assert small.shape == (1, 2, 2, 3)
-    assert small.dtype == torch.uint8
-    assert np.array_equal(small[0, :, :, 0].numpy(), [[75, 0], [0, 0]])
 
 
 def test_another_kind_of_file_is_refused_before_anything_is_simulated(tmp_path):

@@ -169,7 +169,7 @@ def read_run(folder: Path, name: str) -> Run:
         name=name,
         folder=folder,
         curves=curves,
-        findings=find_wrong(folder, curves) | compare_evaluations(curves, evaluations),
+        findings=find_wrong(facts, curves) | compare_evaluations(curves, evaluations),
         evaluations=dict(sorted(evaluations.items())),
         memory=read_memory(folder),
         video=max(found, key=lambda path: path.stat().st_mtime, default=None),

@@ -85,13 +85,22 @@ class RunFacts:
         return load_platform(platform_in(self.folder))
 
     @cached_property
+    def config(self) -> dict[str, Any]:
+        """The agent's config as it stands, empty without a file.
+
+        Raises:
+            ValueError: If it cannot be read.
+        """
+        return self._config(AGENT)
+
+    @cached_property
     def agent(self) -> dict[str, Any]:
-        """The agent's config, empty without a file; commands take names and numbers from it.
+        """That config, once the names and numbers that commands take from it are checked.
 
         Raises:
             ValueError: If it cannot be read, or a value is of another form.
         """
-        agent = self._config(AGENT)
+        agent = self.config
         for name, kind in KINDS.items():
             entry(agent, name, kind, self.folder / AGENT)
         device = agent.get("device") or "cpu"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.algorithms.health import RETURN, RETURN_ERROR, Limit, limits_of
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
-from rsl_tbptt.files import AGENT, entry, read_config
+from rsl_tbptt.files import AGENT, entry
+from rsl_tbptt.tools.runs.resume import RunFacts
 from rsl_tbptt.tools.simulate.memory_findings import judge_memory, read_memory
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def diagnose_run(folder: Path) -> bool:
     Raises:
         ValueError: If the folder is not a log folder, or ``memory.json`` cannot be read.
     """
-    found = find_wrong(folder, read_curves(folder))
+    found = find_wrong(RunFacts(folder), read_curves(folder))
     for name, (looked_at, wrong) in found.items():
         state = "WRONG" if wrong else "-    " if looked_at.startswith(SKIPPED) else "ok   "
         print(f"{name:<12} {state}  {looked_at}")
@@ -79,11 +80,11 @@ def diagnose_run(folder: Path) -> bool:
     return passed
 
 
-def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
+def find_wrong(run: RunFacts, curves: Curves) -> dict[str, Findings]:
     """Check config, metrics and the newest checkpoint of a training.
 
     Args:
-        folder: Its log folder.
+        run: Its log folder.
         curves: Result of :func:`read_curves` there.
 
     Returns:
@@ -94,23 +95,23 @@ def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
         ValueError: If its result cannot be read.
     """
     found = {
-        "config": check_config(folder),
+        "config": check_config(run),
         "metrics": check_metrics(curves),
-        "checkpoint": check_checkpoint(folder),
+        "checkpoint": check_checkpoint(run),
     }
-    if (remembered := read_memory(folder)) is not None:
+    if (remembered := read_memory(run.folder)) is not None:
         found["memory"] = judge_memory(remembered)
     return found
 
 
-def check_config(folder: Path) -> Findings:
+def check_config(run: RunFacts) -> Findings:
     """Look for options that cannot work together in the config that Isaac Lab or mjlab saved."""
-    if not (folder / AGENT).is_file():
+    file = run.folder / AGENT
+    if not file.is_file():
         return f"{SKIPPED}no {AGENT}, which rsl_rl's own runners do not write", []
     try:
-        config = read_config(folder / AGENT)
         algorithm, *models = (
-            entry(config, name, dict, folder / AGENT) or {}
+            entry(run.config, name, dict, file) or {}
             for name in ("algorithm", "actor", "critic", "student", "policy")
         )
     except ValueError as error:
@@ -192,11 +193,11 @@ def find_gap(curves: Curves) -> list[str]:
     ]
 
 
-def check_checkpoint(folder: Path) -> Findings:
+def check_checkpoint(run: RunFacts) -> Findings:
     """Check that the newest checkpoint can be read and all its numbers are finite."""
-    path = next(iter(numbered_checkpoints(folder)), None)
-    if path is None:
+    if not run.checkpoints:
         return f"{SKIPPED}no model_<iteration>.pt", []
+    path = run.checkpoints[0]
     try:
         checkpoint = read_checkpoint(str(path), "cpu")
     except ValueError as error:

@@ -19,15 +19,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
+from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.tools.progress import Progress, track
-from rsl_tbptt.tools.simulate.evaluate import SEED, Acting, started
+from rsl_tbptt.tools.simulate.evaluate import SEED, started
 from rsl_tbptt.tools.simulate.memory_findings import NEGLIGIBLE, SMALL
 
 MOSTLY = 0.1
@@ -54,14 +55,6 @@ FEWEST_SAMPLES = 8
 """A lag with fewer samples is not measured."""
 
 
-class Remembering(Acting, Protocol):
-    """A policy that may have a state, which is None or 0 at the start of an episode."""
-
-    def get_hidden_state(self) -> HiddenState:
-        """Return the state, None without memory."""
-        ...
-
-
 @dataclass(frozen=True)
 class Change:
     """Other observations of one group, from a first to a last step of each environment."""
@@ -79,7 +72,7 @@ class Recording:
     """A policy and a rollout that it can replay."""
 
     def __init__(
-        self, policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int
+        self, policy: MLPModel, obs: TensorDict, episode_starts: torch.Tensor, seed: int
     ) -> None:
         """Take the observations of T steps of N environments; see :func:`measure`."""
         self.policy, self.obs, self.starts = policy, obs, episode_starts
@@ -188,7 +181,7 @@ def _check_enough(num_steps: int, num_envs: int) -> None:
 
 @torch.inference_mode()
 def measure(
-    policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
+    policy: MLPModel, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
 ) -> dict[str, Any]:
     """Measure what the memory of a policy holds, without a simulator.
 

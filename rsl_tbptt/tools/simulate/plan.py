@@ -357,11 +357,10 @@ def answer(rows: Sequence[Row], budget_gb: float) -> str:
     Between and beyond the rows, memory is a line in the number of environments.
     """
     budget = budget_gb * GB
-    found = {number: most_envs(rows, number, budget) for number in MICRO_BATCHES}
     fits = [
         f"{three_digits(most)} with num_micro_batches={number}"
-        for number, most in found.items()
-        if most
+        for number in MICRO_BATCHES
+        if (most := most_envs(rows, number, budget))
     ]
     if not fits:
         return f"{budget_gb:g} GB: not even {rows[0].num_envs} environments fit."

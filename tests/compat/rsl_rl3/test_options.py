@@ -14,7 +14,6 @@ from support.policy_era import (
     make_distillation,
     make_obs,
     make_ppo,
-    make_student_teacher,
     roll_out,
 )
 from support.tolerances import SAME_FLOAT32
@@ -118,16 +117,6 @@ def test_a_model_is_its_network_of_the_policy(kind, kwargs):
     torch.testing.assert_close(actor(obs), policy.act_inference(obs), **SAME_FLOAT32)
     ids = {id(p) for model in (actor, critic) for p in model.parameters()}
     assert ids == {id(p) for p in seen.parameters()}
-
-
-def test_a_model_of_the_teacher_is_the_policys():
-    policy = make_student_teacher("lstm", teacher_recurrent=True)
-    teacher = model_of(policy, "teacher")
-    obs = make_obs(3)
-    expected = policy.evaluate(obs)
-    policy.reset()
-    assert torch.equal(teacher(obs), expected)
-    assert teacher.get_hidden_state() is policy.memory_t.hidden_state
 
 
 def test_a_policy_with_its_own_forward_pass_is_refused():
