@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,17 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.user_functions import unwritten
 
 
-class Controller(nn.Module):
+class Untrained(nn.Module):
+    """What rsl_rl asks of trained models only."""
+
+    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
+        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
+
+    def update_normalization(self, obs: TensorDict) -> None:
+        """Do nothing: teachers keep the statistics of their training."""
+
+
+class Controller(Untrained):
     """A controller behind rsl_rl's model interface; it has no parameters, whatever is inside.
 
     So no checkpoint is needed for it, and none contains it. A function has no state and may see any
@@ -78,12 +89,10 @@ class Controller(nn.Module):
             ValueError: If actions have another shape, or the controller writes into observations.
         """
         (controller,) = self._controller
-        if self._tried:
+        check = unwritten(f"The teacher {self.name}", dict(obs.items()))
+        with nullcontext() if self._tried else check:
             actions = torch.as_tensor(controller(obs))
-        else:
-            with unwritten(f"The teacher {self.name}", dict(obs.items())):
-                actions = torch.as_tensor(controller(obs))
-            self._tried = True
+        self._tried = True
         if actions.shape != (len(obs), self._num_actions):
             raise ValueError(
                 f"The teacher {self.name} returned actions of shape {tuple(actions.shape)},"
@@ -101,12 +110,6 @@ class Controller(nn.Module):
     def get_hidden_state(self) -> HiddenState:
         """Return None: its state is its own."""
         return None
-
-    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
-        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
-
-    def update_normalization(self, obs: TensorDict) -> None:
-        """Do nothing, since there is no normaliser."""
 
 
 def is_model(given: Any) -> bool:

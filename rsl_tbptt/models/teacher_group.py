@@ -22,7 +22,7 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.controller import check_has_parameters, has_parameters
+from rsl_tbptt.models.controller import Untrained, check_has_parameters, has_parameters
 from rsl_tbptt.user_functions import unwritten
 
 NONE = -1
@@ -32,7 +32,7 @@ _KEYS = {"cfg", "checkpoint", "obs_groups"}
 _ALL = slice(None)
 
 
-class SelectedTeachers(nn.Module):
+class SelectedTeachers(Untrained):
     """Teachers of any architectures and observation groups; one of them labels each sample.
 
     It follows rsl_rl's model interface and takes the place of a teacher in a config::
@@ -79,12 +79,7 @@ class SelectedTeachers(nn.Module):
                 selects no teacher somewhere in ``obs``.
         """
         super().__init__()
-        if distribution_cfg is not None:
-            raise ValueError(
-                f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
-                " has its own, in its 'cfg'."
-            )
-        _check_configs(teachers)
+        _check_configs(teachers, distribution_cfg)
         self.names = tuple(teachers)
         """Names of the teachers in the order of their numbers."""
         self._groups = {
@@ -94,8 +89,7 @@ class SelectedTeachers(nn.Module):
         self.obs_groups = list(dict.fromkeys(chain(*self._groups.values())))
         """The groups that any teacher observes."""
         models = {
-            name: _build(name, cfg["cfg"], self._groups[name], obs, output_dim)
-            for name, cfg in teachers.items()
+            n: _build(n, teachers[n]["cfg"], self._groups[n], obs, output_dim) for n in teachers
         }
         self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
         self.loaded = False
@@ -194,8 +188,9 @@ class SelectedTeachers(nn.Module):
                     " teacher's file by its own 'checkpoint' in the config."
                 )
         for name, prefix, model in zip(self.names, prefixes, self._models, strict=True):
-            own = [key for key in state_dict if key.startswith(prefix)]
-            part = {key.removeprefix(prefix): state_dict[key] for key in own}
+            part = {
+                k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)
+            }
             check_fits(model, part, role_of(name), self._shapes, checkpoint)
 
     def forward(
@@ -251,10 +246,9 @@ class SelectedTeachers(nn.Module):
 
         def outputs_of(number: int) -> Sequence[torch.Tensor]:
             name, own = self.names[number], self._rows[number]
-            seen = obs if own is _ALL else obs.select(*self._groups[name])[own]
-            return run_one(name, seen)
+            return run_one(name, obs if own is _ALL else obs.select(*self._groups[name])[own])
 
-        return _joined(self.selected, self._rows, outputs_of)
+        return self._join(outputs_of)
 
     @property
     def distribution(self) -> nn.Module | None:
@@ -270,17 +264,17 @@ class SelectedTeachers(nn.Module):
     @property
     def output_mean(self) -> torch.Tensor:
         """Means of the newest stochastic forward pass, shape (rows, A); NaN without a teacher."""
-        return self._of_models(lambda model: (model.output_mean,))[0]
+        return self._join(lambda number: (self._models[number].output_mean,))[0]
 
     @property
     def output_std(self) -> torch.Tensor:
         """Standard deviations of that pass, shape (rows, A)."""
-        return self._of_models(lambda model: (model.output_std,))[0]
+        return self._join(lambda number: (self._models[number].output_std,))[0]
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, ...]:
         """Parameters of that pass's distributions, shape (rows, A) each."""
-        return tuple(self._of_models(lambda model: model.output_distribution_params))
+        return tuple(self._join(lambda number: self._models[number].output_distribution_params))
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
         """Clear the teachers' states where an episode ended, or set all of them.
@@ -303,12 +297,6 @@ class SelectedTeachers(nn.Module):
         self._state_forms = [hidden_states.form_of(state) for state in states]
         return hidden_states.pack(states)
 
-    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
-        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
-
-    def update_normalization(self, obs: TensorDict) -> None:
-        """Do nothing: teachers keep the statistics of their training."""
-
     @property
     def _models(self) -> list[Any]:
         return list(self.teachers.values())
@@ -316,11 +304,6 @@ class SelectedTeachers(nn.Module):
     @property
     def _recurrent(self) -> list[Any]:
         return [model for model in self._models if model.is_recurrent]
-
-    def _of_models(self, read: Callable[[Any], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Join a value of each teacher that ran; see ``_joined``."""
-        models = self._models
-        return _joined(self.selected, self._rows, lambda number: read(models[number]))
 
     def _rows_of(self, number: int) -> slice | torch.Tensor | None:
         """Return the rows that a teacher runs on: all, some by their numbers, (n,), or none."""
@@ -331,27 +314,21 @@ class SelectedTeachers(nn.Module):
             return _ALL
         return rows if len(rows) else None
 
-
-def _joined(
-    selected: torch.Tensor,
-    rows_of: Mapping[int, slice | torch.Tensor],
-    read: Callable[[int], Sequence[torch.Tensor]],
-) -> list[torch.Tensor]:
-    """Join the values of teachers, (their rows, A) each, into (rows, A), by their numbers."""
-    joined: list[torch.Tensor] = []
-    for number, rows in rows_of.items():
-        tensors = read(number)
-        if not joined:
-            shapes = [(len(selected), *tensor.shape[1:]) for tensor in tensors]
-            pairs = zip(tensors, shapes, strict=True)
-            joined = [tensor.new_full(shape, torch.nan) for tensor, shape in pairs]
-        for index, tensor in enumerate(tensors):
-            if isinstance(rows, slice):
-                own = (selected == number).unsqueeze(-1)
-                joined[index] = torch.where(own, tensor, joined[index])
-            else:
-                joined[index][rows] = tensor
-    return joined
+    def _join(self, read: Callable[[int], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Join the values of the teachers that ran, (their rows, A) each by number: (rows, A)."""
+        joined: list[torch.Tensor] = []
+        for number, rows in self._rows.items():
+            tensors = read(number)
+            if not joined:
+                num_rows = len(self.selected)
+                joined = [each.new_full((num_rows, *each.shape[1:]), torch.nan) for each in tensors]
+            for index, tensor in enumerate(tensors):
+                if isinstance(rows, slice):
+                    own = (self.selected == number).unsqueeze(-1)
+                    joined[index] = torch.where(own, tensor, joined[index])
+                else:
+                    joined[index][rows] = tensor
+        return joined
 
 
 class Selector:
@@ -442,7 +419,12 @@ def _choosing_is_cheap(selected: torch.Tensor) -> bool:
     return selected.device.type == "cpu"
 
 
-def _check_configs(teachers: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_configs(teachers: Mapping[str, Mapping[str, Any]], distribution_cfg: Any) -> None:
+    if distribution_cfg is not None:
+        raise ValueError(
+            f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
+            " has its own, in its 'cfg'."
+        )
     taken = nn.ModuleDict()
     names = [str(name) for name in teachers]
     if not names or not all(name.isidentifier() and not hasattr(taken, name) for name in names):

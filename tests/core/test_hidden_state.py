@@ -9,15 +9,17 @@ TENSOR = torch.arange(12.0).view(2, 3, 2)
 STATES = [TENSOR, (TENSOR, TENSOR + 1), None]
 
 
+def assert_same(got, want):
+    assert type(got) is type(want)
+    pairs = zip(hidden_state.as_tensors(got), hidden_state.as_tensors(want), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_select_and_concatenate_are_inverse(state):
     pieces = [hidden_state.select_envs(state, slice(i, i + 1)) for i in range(3)]
     joined = hidden_state.concatenate_envs(pieces)
-    assert type(joined) is type(state)
-    for got, want in zip(
-        hidden_state.as_tensors(joined), hidden_state.as_tensors(state), strict=True
-    ):
-        assert torch.equal(got, want)
+    assert_same(joined, state)
 
 
 @pytest.mark.parametrize("state", STATES[:2])
@@ -62,26 +64,23 @@ def test_states_of_several_models_are_packed_and_unpacked():
         torch.randn(1, 3, 5),
         torch.randn(3, 3, 1),
     ]
-    packed = hidden_state.pack(states)
+    packed, forms = hidden_state.pack(states), [hidden_state.form_of(state) for state in states]
     assert packed is not None
-    assert hidden_state.pack([]) is hidden_state.pack([states[1], None]) is None
     assert packed.shape == (1, 3, 2 * 4 + 2 * 4 + 5 + 3)
-    kept, forms = packed.clone(), [hidden_state.form_of(state) for state in states]
+    assert hidden_state.pack([]) is hidden_state.pack([states[1], None]) is None
     for index in (slice(None), slice(1, 2)):  # one tensor alone is a copy, too
-        some, some_forms = states[index], forms[index]
-        together = hidden_state.pack(some)
-        found = hidden_state.unpack(together, some_forms)
-        for want, have in zip(some, found, strict=True):
-            for a, b in zip(
-                hidden_state.as_tensors(want), hidden_state.as_tensors(have), strict=True
-            ):
-                assert torch.equal(a, b)
-                assert b.is_contiguous()
-                b.zero_()
+        together = hidden_state.pack(states[index])
         assert together is not None
-        assert together.abs().sum() > 0
-    assert torch.equal(packed, kept)
-    cleared = hidden_state.clear(packed, torch.tensor([False, True, False]))
-    first, *_ = hidden_state.unpack(cleared, forms)
-    assert (hidden_state.as_tensors(first)[1][:, 1] == 0).all()
-    assert torch.equal(hidden_state.as_tensors(first)[0][:, 2], states[0][0][:, 2])
+        kept = together.clone()
+        for want, have in zip(
+            states[index], hidden_state.unpack(together, forms[index]), strict=True
+        ):
+            assert_same(have, want)
+            for tensor in hidden_state.as_tensors(have):
+                assert tensor.is_contiguous()
+                tensor.zero_()
+        assert torch.equal(together, kept)
+    env = torch.tensor([False, True, False])
+    cleared = hidden_state.unpack(hidden_state.clear(packed, env), forms)
+    for want, have in zip(states, cleared, strict=True):
+        assert_same(have, hidden_state.clear(want, env))

@@ -43,26 +43,16 @@ def test_gradient_flows_back_k2_steps_and_the_optimiser_steps_every_k1(num_steps
             assert newest.start == max(0, newest.stop - k2)
 
 
-def test_the_default_case_by_hand():
-    assert tbptt_schedule(8, 3) == [
-        (Window(0, 0, 3, 3),),
-        (Window(3, 3, 6, 6),),
-        (Window(6, 6, 8, 8),),
-    ]
-
-
-def test_overlapping_windows_by_hand():
-    assert tbptt_schedule(8, 5, 3) == [
-        (Window(0, 0, 3, 1),),
-        (Window(1, 3, 6, 3),),
-        (Window(3, 6, 8, 8),),
-    ]
-
-
-def test_drop_runs_leftover_steps_forward_only():
-    schedule = tbptt_schedule(8, 3, tail="drop")
-    assert schedule[-1] == (Window(6, 8, 8, 8),)
-    assert schedule[-1][0].num_loss_steps == 0
+@pytest.mark.parametrize(
+    ("arguments", "windows"),
+    [
+        ((8, 3), [(0, 0, 3, 3), (3, 3, 6, 6), (6, 6, 8, 8)]),
+        ((8, 5, 3), [(0, 0, 3, 1), (1, 3, 6, 3), (3, 6, 8, 8)]),
+        ((8, 3, None, "drop"), [(0, 0, 3, 3), (3, 3, 6, 6), (6, 8, 8, 8)]),  # forward only
+    ],
+)
+def test_schedules_by_hand(arguments, windows):
+    assert tbptt_schedule(*arguments) == [(Window(*window),) for window in windows]
 
 
 @pytest.mark.parametrize(

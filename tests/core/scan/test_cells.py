@@ -1,9 +1,10 @@
-"""Cells by their equations: LSTM and GRU written so equal torch's, and SRU equals a hand's result.
+"""Cells by their equations: LSTM and GRU equal torch's, and SRU equals a hand's result.
 
 The other files of this folder compare all engines for every registered cell.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,19 +14,7 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.scan import CELLS, Cell, is_supported, recurrent_scan, register
-
-
-def lstm(gates, state):
-    i, f, g, o = gates
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def gru(gates, state):
-    r, z, x, u = gates
-    (h,) = state
-    n = (x + r.sigmoid() * u).tanh()
-    return (n + z.sigmoid() * (h - n),)
+from rsl_tbptt.core.scan.cells import OF_TORCH
 
 
 def every_operation(gates, state):
@@ -36,10 +25,7 @@ def every_operation(gates, state):
     return new.tanh(), kept
 
 
-WRITTEN = {
-    "LSTM": Cell("WRITTEN_LSTM", lstm, gates=4, num_states=2),
-    "GRU": Cell("WRITTEN_GRU", gru, gates=2, input_gates=1, hidden_gates=1),
-}
+WRITTEN = {name: replace(cell, name=f"WRITTEN_{name}") for name, cell in OF_TORCH.items()}
 
 
 @pytest.fixture
@@ -138,7 +124,7 @@ def test_only_registered_cells_run_and_torchs_names_are_taken(registered):
     registered(WRITTEN["GRU"])
     assert is_supported(layers)
     with pytest.raises(ValueError, match="name is 'LSTM', expected another"):
-        register(Cell("LSTM", lstm, gates=4, num_states=2))
+        register(OF_TORCH["LSTM"])
     assert is_supported(nn.LSTM(D, H))
 
 
@@ -152,4 +138,4 @@ def test_only_registered_cells_run_and_torchs_names_are_taken(registered):
 )
 def test_wrong_cells_are_refused(name, num_states, message):
     with pytest.raises(ValueError, match=message):
-        Cell(name, gru, gates=1, num_states=num_states)
+        replace(OF_TORCH["GRU"], name=name, num_states=num_states)

@@ -1,4 +1,4 @@
-"""The compiled engine: its functions, what it prepares of weights, and its buffers."""
+"""The compiled engine: its functions, its products, what it keeps of weights, and its buffers."""
 
 import math
 import os
@@ -161,6 +161,59 @@ def test_what_is_prepared_is_shared_by_windows_and_not_by_layers(engine, cell, l
         found = [gradients(*case) for case in cases]
     for case, shared in zip(cases, found, strict=True):
         assert all(map(torch.equal, shared, gradients(*case)))
+
+
+def matrix(rows, columns, *, seed, is_transposed=False, margin=0):
+    """Return a random matrix; with a margin, a part of the columns of a larger one."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (columns, rows + margin) if is_transposed else (rows, columns + margin)
+    values = torch.randn(shape, generator=generator)
+    return values[:, :rows].t() if is_transposed else values[:, :columns]
+
+
+@pytest.mark.parametrize("margin", [0, 3])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_products_of_two_matrices(library, is_transposed, margin):
+    kind = {"is_transposed": is_transposed, "margin": margin}
+    left, right = matrix(70, 33, seed=0, **kind), matrix(33, 40, seed=1, **kind)
+    rows = matrix(70, 20, seed=2, **kind)
+    found = products.multiply(left, right), products.multiply_columns(left, rows)
+    wanted = left.double() @ right.double(), left.double().t() @ rows.double()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept_in", [torch.float32, torch.float64])
+def test_a_product_in_a_given_buffer_has_its_dtype(library, kept_in):
+    left, right, out = (
+        matrix(70, 33, seed=0),
+        matrix(33, 40, seed=1),
+        torch.zeros(70, 40).to(kept_in),
+    )
+    products.multiply(left, right, out=out)
+    torch.testing.assert_close(out.double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_envs", [1, 7, 64])
+def test_products_of_a_step(library, num_envs):
+    factor, rows = matrix(33, 40, seed=0), matrix(num_envs, 33, seed=1)
+    out = torch.empty(num_envs, 40)
+    multiply_by, factors, takes_out = products.step_product(num_envs, torch.float32, factor)
+    product = multiply_by(rows, *factors, **({"out": out} if takes_out else {}))
+    wanted = rows.double() @ factor.double()
+    torch.testing.assert_close(product.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_onednn_multiplies_large_float32_matrices_on_processors_of_amd(monkeypatch):
+    monkeypatch.setattr(products, "has", lambda _: True)
+    for is_of_amd, large in ((True, "oneDNN"), (False, "MKL")):
+        monkeypatch.setattr(products, "_is_of_amd", lambda is_of_amd=is_of_amd: is_of_amd)
+        assert products.library_for(torch.float32, 2**20) == large
+        assert products.library_for(torch.float32, 2**20 - 1) == "MKL"
+        assert products.library_for(torch.float64, 2**30) == "torch"
+        assert products.library_for(torch.bfloat16, 2**30) == "torch"
+    monkeypatch.setattr(products, "has", lambda _: False)
+    assert products.library_for(torch.float32, 2**20) == "torch"
 
 
 FLOAT, M = torch.float32, 64
