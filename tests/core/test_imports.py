@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 FRAMEWORKS = ("rsl_rl", "isaaclab", "isaaclab_rl", "mjlab", "tensordict", "triton")
 
 
@@ -20,6 +18,5 @@ def test_core_imports_no_framework():
     assert frameworks_imported_by("rsl_tbptt.core") == []
 
 
-@pytest.mark.slow
 def test_the_check_can_fail():
-    assert "rsl_rl" in frameworks_imported_by("rsl_tbptt.algorithms.ppo")
+    assert frameworks_imported_by("tensordict") == ["tensordict"]

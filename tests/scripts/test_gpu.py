@@ -103,7 +103,7 @@ def test_no_portion_takes_what_is_not_left(tmp_path):
     assert "| slow | ran out of time | 1." in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_portion_on_a_cpu(tmp_path):
     (host,) = (each for each in portions("cpu", tmp_path, quick=True) if each.name == "host")
     assert run_all([host], "cpu", tmp_path), (tmp_path / "host.txt").read_text()

@@ -83,6 +83,7 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
 
 
 # One student's gradient_length is too short to learn, and a health metric warns of it.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Loss/explained_variance/student")
 def test_gradient_length_decides_what_is_remembered():
     assert distil(gradient_length=24, recall_length=16) > 0.9

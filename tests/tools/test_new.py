@@ -203,19 +203,19 @@ def train_without_memory():
         runner.learn(40, init_at_random_ep_len=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_readme_of_rsl_rl_trains_and_evaluates_all_four_policies(returns):
     assert set(returns) == {"teacher", "student", "recurrent", "finetune", "memoryless"}
     assert returns["recurrent"] > 0.9 * returns["teacher"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_its_student_needs_memory_and_comes_near_its_teacher(returns):
     assert returns["student"] > 0.93 * returns["teacher"], returns
     assert returns["memoryless"] < 0.7 * returns["teacher"], returns
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fine_tuning_starts_from_the_student_and_keeps_what_it_learned(trained, returns):
     path = trained / "logs" / "finetune" / "model_199.pt"
     checkpoint = torch.load(path, weights_only=True)

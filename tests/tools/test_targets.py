@@ -216,6 +216,7 @@ def run_cpp(program, *words):
 
 
 @needs_gxx
+@pytest.mark.long
 def test_libtorch_runs_rl_sars_file_and_loading_it_anew_resets_it(bundle, tmp_path):
     root = Path(torch.__file__).parent
     if not (root / "include" / "torch" / "script.h").exists():

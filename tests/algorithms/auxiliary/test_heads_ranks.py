@@ -19,7 +19,7 @@ from support.rank_processes import run_ranks
 from support.tolerances import EXACT_FLOAT64
 from torch import distributed
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("float64")]
 
 T, SHARES = 7, (2, 3)
 N = sum(SHARES)

@@ -311,7 +311,7 @@ def run_rank(rank, folder):
     distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_train_and_log_as_one_process(tmp_path):
     run_ranks(run_rank, (str(tmp_path),), 2)
     expected = [results_of(0, N, **options) for options in OPTIONS]

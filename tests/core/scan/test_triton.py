@@ -167,6 +167,7 @@ def test_tanh_is_right_to_the_last_digits_over_all_sizes(engine, dtype, device):
     torch.testing.assert_close(tanh_of(odd), odd.tanh(), equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_kernels_compile_for_gpus_and_load_16_bytes_at_once(tmp_path):
     """A process of its own compiles them: in this one, they run in the interpreter."""
     pytest.importorskip("triton", reason="this torch came without Triton")
