@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.health import HealthLog
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import positive
@@ -191,14 +190,6 @@ class Algorithm:
         """Return all models with hidden states, by their roles in checkpoints."""
         raise NotImplementedError
 
-    def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        """Compute this rank's gradient on some environments into ``.grad``."""
-        raise NotImplementedError
-
-    def _inputs(self) -> Inputs:
-        """Return the inputs of an update; those derived from others come last."""
-        raise NotImplementedError
-
     def _join_runner(
         self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]
     ) -> None:
@@ -295,10 +286,6 @@ class Algorithm:
         """
         for extension, saved in self._asked(own, wants):
             extension.check(saved)
-
-    def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Advance the schedules after an update with these metrics; return those to log."""
-        raise NotImplementedError
 
     def _conclude(self) -> dict[str, float]:
         """End an iteration; return the metrics to log."""

@@ -90,7 +90,13 @@ class Batches:
         options, smallest = self._options, self._num_samples_of_smallest
         options.check_training(*self._sizes, recurrent=self._has_memory)
         per_mini_batch = options.normalize_advantage_per_mini_batch
-        options.check_normalization(smallest if per_mini_batch else self.num_samples)
+        num_samples = smallest if per_mini_batch else self.num_samples
+        if num_samples < 2:  # the standard deviation of one sample is NaN
+            raise ValueError(
+                f"The number of samples is {num_samples} in the smallest group whose advantages are"
+                " divided by their standard deviation, expected at least 2: raise num_steps_per_env"
+                " or num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
+            )
 
     def draw(self) -> Iterable[Indices]:
         """Draw one epoch's mini-batches. Each gets its share of the segments of every shape."""

@@ -90,13 +90,7 @@ class DistillationRollouts(Algorithm, Distillation):
         self.sample_weights = None if weight is None else SampleWeights(weight, storage, ranks)
         """Weights of the samples; None if all are 1."""
         self._heads = AuxiliaryHeads(
-            of_heads,
-            student,
-            storage,
-            self.optimizer,
-            options,
-            layers=layers.outputs,
-            reported_where=NEWEST,
+            self, student, of_heads, layers=layers.outputs, reported_where=NEWEST
         )
         self.held_out = HeldOut(options, storage, ranks)
         """The environments that enter no loss."""

@@ -28,10 +28,6 @@ class FrameObs:
         """Return the observations with some of their leading dimensions joined into one."""
         return replace(self, steps=self.steps.flatten(first, last))
 
-    def unsqueeze(self, dim: int) -> FrameObs:
-        """Return the observations with one more leading dimension."""
-        return replace(self, steps=self.steps.unsqueeze(dim))
-
 
 def separate_frames(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameObs:
     """Separate frames from observations, without copies if their memory is in one piece.

@@ -601,22 +601,6 @@ class PpoOptions(Options):
             )
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
 
-    def check_normalization(self, num_samples: int) -> None:
-        """Check that advantages are normalised over at least two samples.
-
-        Args:
-            num_samples: Size of the smallest group that is normalised.
-
-        Raises:
-            ValueError: If it is 1: the standard deviation of one sample is NaN.
-        """
-        if num_samples < 2:
-            raise ValueError(
-                f"The number of samples is {num_samples} in the smallest group whose advantages are"
-                " divided by their standard deviation, expected at least 2: raise num_steps_per_env"
-                " or num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
-            )
-
 
 def _option(name: str) -> property:
     """Make an attribute of an algorithm that is the option of the same name."""

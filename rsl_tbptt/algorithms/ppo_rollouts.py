@@ -53,8 +53,7 @@ class PpoRollouts(Algorithm, PPO):
         is_first_rank = self.gpu_global_rank == 0
         fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
         self._fine_tuning, self.imitation.waits = fine_tuning, lambda: fine_tuning.holds_actor
-        of_heads = parse_heads(options.auxiliary)
-        heads = AuxiliaryHeads(of_heads, actor, storage, self.optimizer, options)
+        heads = AuxiliaryHeads(self, actor, parse_heads(options.auxiliary))
         rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
         first = [mirrored] if mirrored else []
         self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]

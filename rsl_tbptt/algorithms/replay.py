@@ -261,9 +261,10 @@ class Replay:
                         self._parts.cell, latent, state, episode_starts, self._engine, cuts
                     )
                 latent = latent.flatten(0, 1)
-                rows = self._head(self.model, self._parts.head(latent)) + self._auxiliary_outputs(
-                    latent
-                )
+                if self._first_replay is not None:
+                    self._first_replay.see_memory(latent)
+                rows = self._head(self.model, self._parts.head(latent))
+                rows += () if self._heads is None else self._heads(latent)
                 outputs = tuple(output.unflatten(0, shape) for output in rows)
         outputs = tuple(output.to(dtype) for output in outputs)
         state = hidden_state.apply(lambda tensor: tensor.to(dtype), state)
@@ -271,12 +272,6 @@ class Replay:
             outputs = tuple(output.unflatten(1, (-1, *robots)) for output in outputs)
             state = hidden_state.apply(lambda tensor: tensor.unflatten(1, (-1, *robots)), state)
         return outputs, state
-
-    def _auxiliary_outputs(self, latent: torch.Tensor) -> Outputs:
-        """Return the outputs of auxiliary heads for the latent of the model's head, (rows, H)."""
-        if self._first_replay is not None:
-            self._first_replay.see_memory(latent)
-        return () if self._heads is None else self._heads(latent)
 
     def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor:
         """Return the recurrent layers' inputs, (K, n, F); each frame is encoded once, in parts."""

@@ -113,18 +113,16 @@ class Experience:
 
     def begin_rollout(self) -> None:
         """Keep the state at the rollout's start."""
-        self.start_state = hidden_state.clone(self._student.get_hidden_state())
-        if self._mirrored:
-            self.start_state = self._mirrored.join(STUDENT, self.start_state)
+        self._keep_start(hidden_state.clone(self._student.get_hidden_state()))
+
+    def _keep_start(self, state: HiddenState) -> None:
+        self.start_state = self._mirrored.join(STUDENT, state) if self._mirrored else state
 
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
         if self.start_state is None:  # the first rollout: zeros, of the size that is known now
-            self.start_state = hidden_state.apply(
-                torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
-            )
-            if self._mirrored:
-                self.start_state = self._mirrored.join(STUDENT, self.start_state)
+            state = hidden_state.clone(self._student.get_hidden_state())
+            self._keep_start(hidden_state.apply(torch.zeros_like, state))
         stored, dones = self._storage.observations, self.dones()
         labels = dict(self._labels.of_rollout())
         for extension in self._extensions:
@@ -316,21 +314,6 @@ class Experience:
     def _columns_of(self, envs: torch.Tensor) -> torch.Tensor:
         """Return the columns of environments, (n,), in what ``take`` returned."""
         return envs if self.buffer is None else self.buffer.newest[envs]
-
-
-def weights_of(weights: torch.Tensor, columns: torch.Tensor, num_newest: int) -> torch.Tensor:
-    """Sum up the weights of the samples of a mini-batch.
-
-    Args:
-        weights: Weights of the steps that enter the loss, of all columns. Shape: (K, C + N).
-        columns: Columns of the mini-batch, those of the newest rollout first. Shape: (n + m,).
-        num_newest: Number n of sequences of the newest rollout.
-
-    Returns:
-        The sums over the sequences of the newest rollout and over those of the past. Shape: (2,).
-    """
-    newest, past = weights[:, columns].sum(0).tensor_split([num_newest])
-    return torch.stack((newest.sum(), past.sum()))
 
 
 _WEIGHTS = "weights"

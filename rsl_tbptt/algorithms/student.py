@@ -15,7 +15,7 @@ from rsl_tbptt.algorithms.extensions.weights import OPTION, or_one
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import Replay
-from rsl_tbptt.algorithms.replay_buffer import Drawn, weights_of
+from rsl_tbptt.algorithms.replay_buffer import Drawn
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
@@ -86,13 +86,15 @@ class Student:
     ) -> tuple[int | torch.Tensor, torch.Tensor | None]:
         """Return M of a mini-batch's groups over all ranks, and the sums of its weights, (2,).
 
+        These are the sums over the sequences of the newest rollout and over those of the past.
         A sequence counts by the mean weight of its steps, so that a sample has the same weight
         in every group of windows. Without weights there are no sums.
         """
         if rollout.weights is None:
             return self._steps_in_mean * drawn.num_sequences, None
         weights = rollout.weights[: self.num_loss_steps]
-        sums = weights_of(weights, drawn.columns, len(drawn.envs))
+        sums = weights[:, drawn.columns].sum(0).tensor_split([len(drawn.envs)])
+        sums = torch.stack([each.sum() for each in sums])
         num_sequences = or_one(ranks.sum_tensor(sums.sum()) / self.num_loss_steps)
         return self._steps_in_mean * num_sequences, sums
 

@@ -81,24 +81,17 @@ class FineTuning(Extension):
         if self._options.student_action_std is not None:
             _set_std(self._actor, self._options.student_action_std)
         self._num_updates = 0
+        # Printed, as rsl_rl prints its models: training scripts set up no logging, so anything
+        # below a warning would be lost.
         if self._is_first_rank:
-            self._announce()
-
-    def _announce(self) -> None:
-        """Print that the student is the actor now, and the next steps.
-
-        Printed, as rsl_rl prints its models: training scripts set up no logging, so anything below
-        a warning would be lost.
-        """
-        options = self._options
-        noise = options.student_action_std or "the student's own"
-        print(  # noqa: T201
-            "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
-            f" noise: {noise} (student_action_std)."
-            " Updates of the critic alone:"
-            f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
-            f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
-        )
+            options = self._options
+            noise = options.student_action_std or "the student's own"
+            print(  # noqa: T201
+                "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
+                f" noise: {noise} (student_action_std). Updates of the critic alone:"
+                f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
+                f" teacher: {options.teacher_coef or 'none'} (teacher_coef).",
+            )
 
     def start_training(self) -> None:
         """Warn of options without effect if the training starts without a student."""

@@ -280,12 +280,6 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
         model.train(training)
 
 
-def _loss_of(name: str, head: HeadOptions, width: int, parameter: torch.Tensor) -> PerSample:
-    if isinstance(head.loss, str) and head.loss in HEAD_LOSSES:
-        return HEAD_LOSSES[head.loss]
-    return own_loss(f"auxiliary.{name}.loss", head.loss, HEAD_LOSSES, width, parameter)
-
-
 @dataclass(frozen=True)
 class _Head:
     options: HeadOptions
@@ -304,11 +298,9 @@ class AuxiliaryHeads(Extension):
 
     def __init__(
         self,
-        options: Mapping[str, HeadOptions],
+        algorithm: Any,
         model: MLPModel,
-        storage: RolloutStorage,
-        optimizer: torch.optim.Optimizer,
-        algorithm_options: Any,
+        options: Mapping[str, HeadOptions],
         *,
         layers: Mapping[str, torch.Tensor] | None = None,
         reported_where: str | None = None,
@@ -316,11 +308,10 @@ class AuxiliaryHeads(Extension):
         """Build the heads and their optimiser without changing the random state.
 
         Args:
-            options: Options of each head, by its name.
+            algorithm: The algorithm. Its optimiser gives theirs class and learning rate, its option
+                ``max_grad_norm`` clips their gradient.
             model: The model whose latent they read.
-            storage: The storage of rollouts.
-            optimizer: The model's optimiser; the heads' has its class and learning rate.
-            algorithm_options: The algorithm's options, with ``max_grad_norm``.
+            options: Options of each head, by its name.
             layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
                 None without a teacher.
             reported_where: Label of the samples whose loss is reported, (T, N), bool; without such
@@ -330,25 +321,31 @@ class AuxiliaryHeads(Extension):
             ValueError: If a target is unknown, has too few columns or comes too late.
             NotImplementedError: If the model runs step by step.
         """
-        self.targets = Targets(options, storage, layers)
+        self.targets = Targets(options, algorithm.storage, layers)
         """The heads' targets."""
-        self._reported_where, self._options = reported_where, algorithm_options
+        self._reported_where, self._options = reported_where, algorithm.options
         self._heads: dict[str, _Head] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         if not options:
             return
         networks = nn.ModuleList()
         parameter = next(model.parameters())
-        num_inputs = latent_width(model, storage)
+        num_inputs = latent_width(model, algorithm.storage)
         with torch.random.fork_rng(devices=[]):
             for name, head in options.items():
                 width = self.targets.widths[name]
                 network = build_head(num_inputs, head.hidden_dims, width).to(parameter)
-                self._heads[name] = _Head(head, network, _loss_of(name, head, width, parameter))
+                loss: Any = head.loss
+                if isinstance(loss, str) and loss in HEAD_LOSSES:
+                    loss = HEAD_LOSSES[loss]
+                else:
+                    option = f"auxiliary.{name}.loss"
+                    loss = own_loss(option, loss, HEAD_LOSSES, width, parameter)
+                self._heads[name] = _Head(head, network, loss)
                 networks.append(network)
-        own: Any = type(optimizer)
+        own: Any = type(algorithm.optimizer)
         self.modules = [networks]
-        self.optimizers = [own(networks.parameters(), lr=optimizer.defaults["lr"])]
+        self.optimizers = [own(networks.parameters(), lr=algorithm.optimizer.defaults["lr"])]
         use_fused_kernels(self.optimizers[0])
         self.reported = tuple(PREFIX + name for name in self._heads)
 

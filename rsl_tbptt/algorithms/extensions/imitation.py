@@ -92,7 +92,14 @@ class Imitation(Extension):
                 " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means,"
                 " or 'nll', -log p of the teacher's action."
             )
-        _check_gradient(self._actor, self._options.teacher_loss)
+        needed = {"kl": "kl", "mse": "mean", "nll": "log_prob"}
+        loss, found = self._options.teacher_loss, values_with_gradient(self._actor)
+        if needed[loss] not in found:
+            fits = [loss for loss, value in needed.items() if value in found]
+            raise ValueError(
+                f"teacher_loss is '{loss}', expected one of {fits} with the actor's"
+                f" {ours.__name__}: '{loss}' has no gradient there, so the actor would not imitate."
+            )
         if (path := self._options.teacher_checkpoint) is not None:
             check_has_parameters(teacher, "teacher_checkpoint", path)
         self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
@@ -289,23 +296,6 @@ class Imitation(Extension):
         """Restore the returns of the running episodes."""
         if self.returns is not None and "returns" in state:
             self.returns.running = state["returns"].to(self._storage.dones.device)
-
-
-def _check_gradient(actor: MLPModel, teacher_loss: str) -> None:
-    """Check that an imitation loss has a gradient with the actor's distribution.
-
-    Raises:
-        ValueError: If it has none.
-    """
-    needed = {"kl": "kl", "mse": "mean", "nll": "log_prob"}
-    found = values_with_gradient(actor)
-    if needed[teacher_loss] not in found:
-        fits = [loss for loss, value in needed.items() if value in found]
-        raise ValueError(
-            f"teacher_loss is '{teacher_loss}', expected one of {fits} with the actor's"
-            f" {type(actor.distribution).__name__}: '{teacher_loss}' has no gradient there, so the"
-            " actor would not imitate."
-        )
 
 
 def build_teacher(

@@ -22,7 +22,7 @@ stay together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -99,13 +99,17 @@ class MirroredRobots(Extension):
                 something else than data augmentation.
         """
         self._options = options = parse_fields(SymmetryOptions, cfg, "symmetry_cfg")
-        if distills:
-            _check_distillation(options)
+        if distills and (options.use_mirror_loss or not options.use_data_augmentation):
+            raise ValueError(
+                f"symmetry_cfg has use_data_augmentation {options.use_data_augmentation} and"
+                f" use_mirror_loss {options.use_mirror_loss}, expected True and False in"
+                " distillation: mirrored labels teach what a mirror loss would."
+            )
         self._actor = None if distills else models[0]
         self.reported = () if distills else ("symmetry",)
         self._function = resolve_callable(options.data_augmentation_func)
         self._env = options._env if options.env is None else options.env
-        self._storage = storage
+        self._storage, stored = storage, storage.observations
         self.augments = options.use_data_augmentation
         """Whether mirrored samples enter the mean of the losses."""
         num_envs, device = storage.num_envs, storage.dones.device
@@ -118,11 +122,8 @@ class MirroredRobots(Extension):
                 " expected twice as many or a higher multiple: the rows that it is given, then"
                 " those of each mirror image."
             )
-        mirrored_models = models if self.augments else models[:1]
-        seen = {
-            g for model in mirrored_models for g in observed_groups(model, storage.observations)
-        }
-        self._try_out(sorted(seen))
+        seen = models if self.augments else models[:1]
+        self._try_out(sorted({g for each in seen for g in observed_groups(each, stored)}))
         if options.use_mirror_loss and "actions" not in values_with_gradient(models[0]):
             raise ValueError(
                 "use_mirror_loss is True, expected False with the actor's"
@@ -218,11 +219,6 @@ class MirroredRobots(Extension):
             pieces.append(torch.cat((own, robots[:, :, 1:]), 2))
         return cast("TensorDict", torch.cat(pieces))
 
-    def named_obs(self, groups: Collection[str]) -> dict[str, torch.Tensor]:
-        """Return the observations of all robots, (T, N, I, ...), by their name for a user."""
-        obs = self.obs(groups)
-        return {f"mirror images of observation group '{name}'": obs[name] for name in groups}
-
     def actions(self, actions: torch.Tensor) -> torch.Tensor:
         """Return actions, (K, n, A), for all robots, (K, n, I, A)."""
         rows = self._mirror(actions=actions.flatten(0, 1))
@@ -254,7 +250,8 @@ class MirroredRobots(Extension):
         stored = self._storage.observations
         models = [replay.model for replay in self.replays.values()]
         seen = dict.fromkeys(g for model in models for g in observed_groups(model, stored))
-        return self.named_obs(seen)
+        obs = self.obs(seen)
+        return {f"mirror images of observation group '{name}'": obs[name] for name in seen}
 
     def advance(self, metrics: dict[str, float]) -> None:
         """Let the next rollout begin with the states at the end of this one."""
@@ -352,20 +349,6 @@ class MirroredRobots(Extension):
             return SampleLosses(trained, {**own.reported, "symmetry": error})
 
         return of_robots
-
-
-def _check_distillation(options: SymmetryOptions) -> None:
-    """Check that augmentation is all that is asked for.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if options.use_mirror_loss or not options.use_data_augmentation:
-        raise ValueError(
-            f"symmetry_cfg has use_data_augmentation {options.use_data_augmentation} and"
-            f" use_mirror_loss {options.use_mirror_loss}, expected True and False in"
-            " distillation: mirrored labels teach what a mirror loss would."
-        )
 
 
 _NUM_TRIED = 4

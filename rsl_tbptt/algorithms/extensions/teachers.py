@@ -315,14 +315,11 @@ class LazyTeacher:
         if isinstance(self._teacher, SelectedTeachers):
             self._ranks.run_together(self._teacher.load_checkpoints)
         elif self._path is not None:
-            self._ranks.run_together(partial(self._load, self._path))
+            read = partial(read_teacher, self._teacher, self._path, "teacher", self._obs)
+            self._teacher.load_state_dict(self._ranks.run_together(read))
         else:
             return
         self.is_loaded = True
-
-    def _load(self, path: str) -> None:
-        state_dict = read_teacher(self._teacher, path, "teacher", self._obs)
-        self._teacher.load_state_dict(state_dict)
 
     def __bool__(self) -> bool:
         """Answer the runner: load the teacher and return True.
