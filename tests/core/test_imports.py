@@ -19,4 +19,4 @@ def test_core_imports_no_framework():
 
 
 def test_the_check_can_fail():
-    assert frameworks_imported_by("tensordict") == ["tensordict"]
+    assert "tensordict" in frameworks_imported_by("tensordict")

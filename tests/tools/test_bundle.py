@@ -149,8 +149,9 @@ def write(folder, kind, distribution=GAUSSIAN, *, heads=False, steps=1000, fault
     return trajectory
 
 
-@pytest.mark.parametrize("heads", [False, True], ids=["", "heads"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "heads"), [*((kind, True) for kind in MODELS), ("lstm", False), ("cnn-gru", False)]
+)
 def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads):
     trajectory = write(tmp_path, kind, heads=heads, single_input=heads)
     assert trajectory["reset"].sum() == 2
@@ -322,7 +323,7 @@ def documented_flags():
     return flags.split()
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "sru", "cnn-sru"])
+@pytest.mark.parametrize("kind", ["lstm", "cnn-sru"])
 def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path, kind):
     golden = dict(write(tmp_path, kind, steps=40))
     golden["obs/policy"][5] = [1e30, -1e30, 1e30]
