@@ -13,11 +13,6 @@ from importlib.metadata import version
 POLICY_ERA, MODELS_ERA = "policy", "models"
 
 
-def rsl_rl_release() -> tuple[int, ...]:
-    """Return the installed release of rsl_rl, such as (5, 4, 2)."""
-    return tuple(int(number) for number in re.findall(r"\d+", version("rsl-rl-lib"))[:3])
-
-
 def rsl_rl_era() -> str:
     """Return the era of the installed rsl_rl.
 
@@ -27,7 +22,7 @@ def rsl_rl_era() -> str:
     Raises:
         ImportError: If rsl_rl is missing or another release.
     """
-    release = rsl_rl_release()
+    release = tuple(int(number) for number in re.findall(r"\d+", version("rsl-rl-lib"))[:3])
     if release == (3, 1, 2):
         return POLICY_ERA
     if (5, 0, 1) <= release < (5, 6):

@@ -40,25 +40,6 @@ else:
     OWN_MODELS = (MLPModel, RNNModel)
     CLIPS_TOGETHER = True
 
-__all__ = [
-    "OWN_MODELS",
-    "PPO",
-    "CNNModel",
-    "Distillation",
-    "GaussianDistribution",
-    "MLPModel",
-    "RNNModel",
-    "RandomNetworkDistillation",
-    "clip_gradients",
-    "config_advice",
-    "import_function",
-    "join_on_cpu",
-    "resolve_callable",
-    "rnd_optimizer",
-    "teacher_state_dict",
-    "world_size",
-]
-
 
 def import_function(option: str, value: Any, known: Iterable[str]) -> Callable[..., Any]:
     """Return the function that an option names, or the function itself.

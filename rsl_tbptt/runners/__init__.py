@@ -49,22 +49,6 @@ OWN = "rsl_tbptt_runner"
 """Key of a checkpoint with the entries of this package's runners; rsl_rl ignores it."""
 
 
-def mean_return(logger: Any, num_steps: int) -> float | None:
-    """Return the mean return of the newest episodes, or None while they are not typical.
-
-    The shortest episodes end first. Until each environment has ended one and the window is full,
-    they are a biased selection, which looks too good if most steps have a penalty.
-
-    Args:
-        logger: rsl_rl's logger.
-        num_steps: Steps of each environment since all began an episode.
-    """
-    returns, lengths = logger.rewbuffer, logger.cur_episode_length
-    if len(returns) < (returns.maxlen or 0) or bool((lengths >= num_steps).any()):
-        return None
-    return statistics.mean(returns)
-
-
 class TbpttOnPolicyRunner(OnPolicyRunner):
     """rsl_rl's runner with checkpoints that are complete, limited in number, and run no code.
 
@@ -320,12 +304,20 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 self._kept.add(Path(path), iteration, self._mean_return())
 
     def _mean_return(self) -> float | None:
-        """Return the mean return of held-out environments, without any that of all, if known."""
+        """Return the mean return of held-out environments; without any that of the newest episodes.
+
+        The latter is None while they are not typical: the shortest episodes end first. Until each
+        environment has ended one and the window is full, they are a biased selection, which looks
+        too good if most steps have a penalty.
+        """
         held_out = getattr(self.alg, "held_out", None)
         if held_out is not None and len(held_out.envs):
             return held_out.mean_return
+        returns, lengths = self.logger.rewbuffer, self.logger.cur_episode_length
         age = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
-        return mean_return(self.logger, age)
+        if len(returns) < (returns.maxlen or 0) or bool((lengths >= age).any()):
+            return None
+        return statistics.mean(returns)
 
     def load(
         self,

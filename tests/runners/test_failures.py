@@ -21,9 +21,7 @@ from support.safe_runs import (
     names,
     send,
 )
-from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.find_nan import check_nan
 from rsl_tbptt.checkpoints import writing
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint
@@ -304,22 +302,7 @@ def test_training_can_continue_after_nan_has_ended_it(kind):
     assert any(not torch.equal(before[key], value) for key, value in after.items())
 
 
-def test_the_update_names_nan_that_no_step_check_finds():
-    runner = sick_run("ppo", non_finite="raise")
-    runner.alg.step_checks.nan = False
-    with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step"):
-        runner.learn(4)
-
-
 @pytest.mark.parametrize("name", ["rewards", "dones"])
 def test_nan_in_other_results_of_a_step_is_named(name):
     with pytest.raises(ValueError, match=rf"gave NaN in {name} of environments \[2\]: repair"):
         sick_run("ppo", name, non_finite="raise").learn(2)
-
-
-def test_nan_in_an_image_is_named_in_any_memory_layout():
-    images = torch.zeros(3, 2, 4, 5).to(memory_format=torch.channels_last)
-    images[1, 0, 2, 3] = torch.nan
-    obs = TensorDict({"camera": images}, batch_size=[3])
-    with pytest.raises(ValueError, match=r"group 'camera' of environments \[1\]: repair"):
-        check_nan(obs, torch.zeros(3), torch.zeros(3))

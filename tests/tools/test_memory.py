@@ -205,13 +205,6 @@ def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
     assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
 
 
-def test_lags_of_too_few_environments_are_not_measured():
-    obs, starts = rollout(episode=20)
-    starts = torch.where(torch.arange(N) < 7, torch.arange(T)[:, None] == 0, starts)
-    found = measured(HandMade(6, holds_the_start), obs, starts)
-    assert 15 <= found["tail"]["steps"] == found["tail"]["observed"] < 20
-
-
 def test_episodes_end_what_can_be_observed():
     """A memory of the whole episode is no poison, even if an outlier stays until its end."""
     found = measured(HandMade(5, latch), *rollout(episode=8))

@@ -87,10 +87,13 @@ class IsaacLab(Platform):
     def noted_settings(self, folder: Path, trained: Trained) -> Found:
         """Compare the configs of a run with what `isaaclab train` makes of the task."""
         from isaaclab.utils import to_dict
+        from isaaclab_tasks.utils import resolve_task_config
 
         _load_tasks(trained.task)
-        env, agent = resolved_configs(trained)
-        return noted_settings(folder, {"agent": agent, "env": env}, to_dict)
+        overrides = physics(trained.task)
+        env, agent = resolve_task_config(trained.task, trained.agent, overrides=overrides)
+        registered = {"agent": _without_old_options(agent), "env": env}
+        return noted_settings(folder, registered, to_dict)
 
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
@@ -164,15 +167,6 @@ class IsaacLab(Platform):
 
 
 PLATFORM = IsaacLab()
-
-
-def resolved_configs(trained: Trained) -> tuple[Any, Any]:
-    """Return the configs of environment and agent as `isaaclab train` would use them."""
-    from isaaclab_tasks.utils import resolve_task_config
-
-    overrides = physics(trained.task)
-    env, agent = resolve_task_config(trained.task, trained.agent, overrides=overrides)
-    return env, _without_old_options(agent)
 
 
 def _without_old_options(agent: Any) -> Any:
