@@ -26,7 +26,6 @@ FOLDERS = {
     "concepts": "Concepts",
     "reference": "Reference",
     "studies": "Studies",
-    "zh": "中文",
 }
 """Folders of docs/ in the order of the sidebar, with their headings in llms.txt."""
 

@@ -18,6 +18,7 @@ import itertools
 import os
 import re
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 from rsl_tbptt.algorithms.options import DistillationOptions, Options, PpoOptions
@@ -79,17 +80,25 @@ def command_sections(folder: Path) -> str:
     Args:
         folder: Folder of the page.
     """
-    sections = []
-    for name, parser in commands().items():
-        rows = [
-            f"| `{_usage(argument)}` | {_meaning(argument, folder)} |"
+    arguments = {
+        name: [
+            f"- `{_usage(argument)}`: {_meaning(argument, folder)}"
             for argument in parser._actions
             if not isinstance(argument, argparse._HelpAction)
         ]
+        for name, parser in commands().items()
+    }
+    counts = Counter(itertools.chain(*arguments.values()))
+    shared = [line for line, count in counts.items() if count > 2]
+    sections = ["\n".join(["## Shared arguments\n", *shared])]
+    for name, parser in commands().items():
         texts = (parser.description, parser.epilog)
         words = [escaped(_in_markdown(text, folder)) for text in texts if text]
-        table = ["| argument | meaning |", "|---|---|", *rows]
-        sections.append("\n\n".join([f"## {name}", *words, "\n".join(table)]))
+        lines = [line for line in arguments[name] if line not in shared]
+        flags = re.findall(r"^- `(--[\w-]+)", "\n".join(set(arguments[name]) & {*shared}), re.M)
+        if flags:
+            lines.append(f"- shared: `{' '.join(sorted(flags))}`")
+        sections.append("\n\n".join([f"## {name}", *words, "\n".join(lines)]))
     return "\n" + "\n\n".join(sections) + "\n\n"
 
 

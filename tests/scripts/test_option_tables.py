@@ -71,10 +71,10 @@ def test_every_command_is_in_the_docs():
     for name in COMMANDS_OF_CLI:
         assert f"\n## {name}\n" in page.read_text()
     sections = command_sections(page.parent)
-    assert "| `--device DEVICE` | cpu or cuda:\\<index> (default" in sections  # not an HTML tag
-    assert "| `--single-input` |" in sections
-    assert re.search(r"\| `--platform {isaaclab,mjlab,rsl_rl}` \|", sections)
-    assert re.search(r"\| `BUNDLE` \| .* \(required\) \|", sections)
+    assert "- `--device DEVICE`: cpu or cuda:\\<index> (default" in sections  # not an HTML tag
+    assert "- `--single-input`:" in sections
+    assert re.search(r"- `--platform {isaaclab,mjlab,rsl_rl}`:", sections)
+    assert re.search(r"- `BUNDLE`: .* \(required\)", sections)
 
 
 def test_code_is_not_escaped():
