@@ -11,7 +11,8 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers
 from rsl_tbptt.core.scan.layers import products_as_in_layers
+from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.progress import track
 
@@ -41,6 +43,10 @@ CLASSES: dict[str, dict[str, Any]] = {
     "ppo": {"rsl_tbptt": TbpttPPO, "rsl_rl": PPO},
     "distillation": {"rsl_tbptt": TbpttDistillation, "rsl_rl": Distillation},
 }
+MEMORY = ("rnn_type", "rnn_hidden_dim", "rnn_num_layers")
+"""Options of the recurrent layers, the same in all models."""
+CNN = {"output_channels": [16, 32, 32], "kernel_size": [5, 3, 3], "stride": 2, "activation": "elu"}
+"""Options of rsl_rl's CNN."""
 CHOICES = {"algorithm": [*CLASSES], "rnn_type": ["lstm", "gru"]}
 TOLERANCE = 1e-4
 """Largest share of an update's change that may differ: rounding in float32 reaches about 1e-5, a
@@ -49,7 +55,7 @@ wrong loss 1e-2."""
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One comparison: networks, lengths and random robots."""
+    """One comparison: networks, lengths and random robots, which may have a camera."""
 
     algorithm: Literal["ppo", "distillation"] = "ppo"
     num_envs: int = 1024
@@ -72,6 +78,15 @@ class Case:
     """Other options of the algorithm in both libraries."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of our algorithm alone. With them the libraries compute different things."""
+    num_actions: int = field(default_factory=lambda: ACTION_DIM)
+    obs_dims: Mapping[str, int] = field(default_factory=lambda: {"policy": OBS_DIM}, hash=False)
+    """Widths of the observation groups. A critic sees ``critic`` if it is one of them."""
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """Other options of rsl_rl's models, by role. A teacher with ``rnn_type`` is recurrent."""
+    camera_period: int | None = None
+    """Steps for which the student's depth camera shows each frame. None means no camera."""
+    image_size: Sequence[int] = field(default=(48, 64), hash=False)
+    """Height and width of the images, in pixels."""
 
     def __post_init__(self) -> None:
         """Check that the case can be measured.
@@ -111,35 +126,41 @@ class Case:
             return "bfloat16"
         return "TF32" if self.tf32 and self.device != "cpu" else "float32"
 
-    @property
-    def memory(self) -> dict[str, Any]:
-        """Options of the recurrent layers, the same in all models."""
-        names = ("rnn_type", "rnn_hidden_dim", "rnn_num_layers")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def num_actions(self) -> int:
-        """Width A of the actions."""
-        return ACTION_DIM
-
     def observations(self, generator: torch.Generator) -> Iterator[TensorDict]:
-        """Yield random observations, step by step. Batch size: (N,)."""
+        """Yield random observations; environments get new frames at different steps."""
+        step, frames = 0, torch.zeros(())
+        phases = torch.arange(self.num_envs).view(-1, 1, 1, 1)
         while True:
-            obs = torch.randn(self.num_envs, OBS_DIM, generator=generator)
-            yield TensorDict({"policy": obs}, [self.num_envs]).to(self.device)
+            groups = {
+                name: torch.randn(self.num_envs, width, generator=generator)
+                for name, width in self.obs_dims.items()
+            }
+            if self.camera_period:
+                fresh = torch.randn(self.num_envs, 1, *self.image_size, generator=generator)
+                is_new = (phases + step) % self.camera_period == 0
+                groups["camera"] = frames = torch.where(is_new, fresh, frames) if step else fresh
+            step += 1
+            yield TensorDict(groups, [self.num_envs]).to(self.device)
 
     def model(self, role: str, library: Library, obs: TensorDict) -> Any:
-        """Build one model; a teacher is an MLP."""
+        """Build one model."""
         from rsl_rl.models import MLPModel, RNNModel  # missing in rsl_rl 3.1
 
+        from scripts.benchmark.stepped import SteppedCNNRNNModel
+
         options: dict[str, Any] = {"hidden_dims": HIDDEN_DIMS}
+        groups = ["critic" if role in self.obs_dims else "policy"]
         if role != "teacher":
-            options |= {"obs_normalization": True, **self.memory}
+            options |= {name: getattr(self, name) for name in MEMORY} | {"obs_normalization": True}
         if role in ("actor", "student"):
             options["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 1.0}
+        options |= deepcopy(dict(self.models.get(role, {})))  # rsl_rl changes its arguments
+        kind: Any = RNNModel if "rnn_type" in options else MLPModel
+        if role == "student" and self.camera_period:
+            kind = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
+            options["cnn_cfg"], groups = dict(CNN), [*groups, "camera"]
         outputs = 1 if role == "critic" else self.num_actions
-        kind = MLPModel if role == "teacher" else RNNModel
-        return kind(obs, {role: ["policy"]}, role, outputs, **options)
+        return kind(obs, {role: groups}, role, outputs, **options)
 
     def __str__(self) -> str:
         """Describe the case in one line."""
@@ -147,10 +168,11 @@ class Case:
         layers = f"{self.rnn_num_layers} layers of " if self.rnn_num_layers > 1 else ""
         epochs = f", {self.num_learning_epochs} epochs" if self.num_learning_epochs > 1 else ""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
+        camera = f", CNN, camera period {self.camera_period}" if self.camera_period else ""
         return (
             f"{name}, {layers}{self.rnn_type.upper()}-{self.rnn_hidden_dim}, {self.precision},"
             f" N={self.num_envs}, T={self.num_steps}, K={self.gradient_length},"
-            f" done rate {self.done_rate:g}{epochs}{options}"
+            f" done rate {self.done_rate:g}{epochs}{options}{camera}"
         )
 
 
@@ -324,7 +346,7 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
         name, default = f"--{option.name.replace('_', '-')}", option.default
         if default is False:
             parser.add_argument(name, action="store_true")
-        elif default is not MISSING:
+        elif isinstance(default, str | int | float):
             choices, said = CHOICES.get(option.name), f"default: {default}"
             parser.add_argument(
                 name, type=type(default), default=default, choices=choices, help=said

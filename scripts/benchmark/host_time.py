@@ -18,13 +18,12 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import ENGINES, Engine
-from scripts.benchmark.case import LIBRARIES, build, fill, num_warm_ups, seconds_of
-from scripts.benchmark.cases import Robots
+from scripts.benchmark.case import LIBRARIES, Case, build, fill, num_warm_ups, seconds_of
 from scripts.benchmark.launches import kernels_without_work, launches_per_step
 
 _TINY = {role: {"hidden_dims": [8, 8, 8]} for role in ("actor", "critic", "student", "teacher")}
 _ENGINE = "no_work"
-_ROBOTS = Robots(num_envs=16, num_steps=24, rnn_hidden_dim=8, models=_TINY)
+_ROBOTS = Case(num_envs=16, num_steps=24, rnn_hidden_dim=8, models=_TINY)
 _DEFAULTS = {"num_learning_epochs": 2, "num_mini_batches": 8, "buffer_rollouts": 50}
 CASES = {
     "distillation": (

@@ -12,8 +12,7 @@ import torch
 import yaml
 
 from rsl_tbptt.tools.machine import machine, versions
-from scripts.benchmark.case import alternate, check_equal, spread
-from scripts.benchmark.cases import Robots
+from scripts.benchmark.case import Case, alternate, check_equal, spread
 from scripts.benchmark.limit import product_rates, update_flops
 from scripts.benchmark.memory import (
     check_plan,
@@ -31,7 +30,7 @@ class Row:
     """One measurement."""
 
     name: str
-    case: Robots
+    case: Case
     measure: Literal["speed", "cost", "memory", "agent", "plan"] = "speed"
     """Kind of measurement; rows.yaml explains each."""
     beside: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +57,7 @@ def load_rows(name: str) -> list[Row]:
     data = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     rows = []
     for fields in data["rows"]:
-        variants, case = fields.pop("variants", None), Robots(**fields.pop("case"))
+        variants, case = fields.pop("variants", None), Case(**fields.pop("case"))
         row = Row(case=case, **fields)
         for variant in variants or ():
             of_case, of_row = data["variants"][variant]
@@ -84,7 +83,7 @@ def select(rows: Sequence[Row], part: str, device: str) -> list[Row]:
     return kept
 
 
-def tiny(case: Robots) -> Robots:
+def tiny(case: Case) -> Case:
     """Shrink a case so that it runs fast: for tests, not for measurements."""
     return replace(
         case,

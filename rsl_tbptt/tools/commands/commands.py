@@ -46,9 +46,7 @@ Trust = Annotated[
     {"action": "append", "metavar": "PACKAGE"},
 ]
 PlatformName = Annotated[
-    str | None,
-    "platform that simulates the task (default: the training's)",
-    {"choices": PLATFORMS},
+    str | None, "platform that simulates the task (default: the training's)", {"choices": PLATFORMS}
 ]
 Task = Annotated[str | None, "registered id of the task (default: the training's)"]
 Env = Annotated[
@@ -114,8 +112,7 @@ def resume(
     *,
     run: Annotated[bool, "run the command instead of only printing it"] = False,
     iterations: Annotated[
-        int | None,
-        "iterations to go on for (default: those left of the training's max_iterations)",
+        int | None, "iterations to go on for (default: those left of the training's max_iterations)"
     ] = None,
     task: Task = None,
 ) -> int:
@@ -467,9 +464,7 @@ def play(
         " they are settings of the task: env.episode_length_s=4.",
     ],
     checkpoint: Annotated[
-        Sequence[Path],
-        "checkpoint, or RUN/latest; with --video repeatable",
-        {"action": "append"},
+        Sequence[Path], "checkpoint, or RUN/latest; with --video repeatable", {"action": "append"}
     ],
     task: Task = None,
     num_envs: Annotated[int | None, "environments to show (default: 16, with --video 2)"] = None,
