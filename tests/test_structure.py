@@ -8,6 +8,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "rsl_tbptt"
+WINGS = {"platforms": 0, "simulate": 1, "robot": 2, "runs": 2, "commands": 3}
+"""Heights of the folders of the tools: each imports lower ones only."""
+OPENS_BUNDLES = "rsl_tbptt.tools.simulate.evaluate"
+"""May import the policy of a bundle from ``robot``, in a function: it needs onnxruntime."""
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -68,12 +72,37 @@ def mutual(graph: dict[str, set[str]]) -> set[frozenset[str]]:
     return {frozenset(pair) for pair in pairs if pair[0] != pair[1] and pair[::-1] in pairs}
 
 
+def upward(graph: dict[str, set[str]]) -> set[tuple[str, str]]:
+    """Return the imports from a folder of the tools to another one that is not lower."""
+
+    def wing(module: str) -> str:
+        return module.removeprefix(f"{PACKAGE}.tools.").partition(".")[0]
+
+    pairs = {(a, b) for a, imported in graph.items() for b in imported}
+    return {
+        (a, b)
+        for a, b in pairs
+        if {wing(a), wing(b)} <= WINGS.keys() and wing(a) != wing(b)
+        if WINGS[wing(a)] <= WINGS[wing(b)]
+    }
+
+
 def test_no_modules_import_each_other_in_a_circle():
     assert circle(imports(ROOT)) == []
 
 
 def test_no_two_packages_import_each_other():
     assert mutual(imports(ROOT)) == set()
+
+
+def test_wings_of_the_tools_import_lower_ones_only():
+    assert {a for a, _ in upward(imports(ROOT))} <= {OPENS_BUNDLES}
+
+
+def test_the_check_of_wings_can_fail():
+    lower, higher = (f"{PACKAGE}.tools.{name}" for name in ("simulate.play", "robot.export"))
+    assert upward({lower: {higher}}) == {(lower, higher)}
+    assert upward({higher: {lower}}) == set()
 
 
 @pytest.mark.parametrize(
