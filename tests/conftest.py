@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 from support.isaaclab_page import Page
 from support.isaaclab_process import IsaacLab
+from support.uninitialised import poisoned
 
 torch.set_num_threads(1)  # with small tensors, threads cost more time than they save
 
@@ -20,12 +21,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests in one worker that share a module's fixtures, or the process of Isaac Lab."""
+    """Keep tests in one worker that share a module's fixtures, or the runs of the page."""
     if not config.getoption("loadgroup", default=False):  # of xdist, in its workers
         return
     for item in items:
-        shared = "isaaclab" if "isaaclab" in getattr(item, "fixturenames", ()) else item.path.stem
+        shared = "page" if "page" in getattr(item, "fixturenames", ()) else item.path.stem
         item.add_marker(pytest.mark.xdist_group(shared))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uninitialised_memory() -> Iterator[None]:
+    """Fill uninitialised memory with NaN in all tests, so that a read of it shows."""
+    with poisoned():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -44,3 +44,11 @@ def test_packed_weights_of_a_library_count_as_much_as_the_weights(library, monke
         assert memory.now == factor.nbytes
         del product
         assert memory.now == 0
+
+
+def test_uninitialised_memory_shows():
+    like = torch.ones(3)
+    for made in (torch.empty(3), torch.empty_like(like), like.new_empty(3)):
+        assert made.isnan().all()
+    assert torch.empty_strided((3,), (1,), dtype=torch.int32).eq(2**31 - 1).all()
+    assert torch.empty(3, dtype=torch.bool).all()

@@ -150,17 +150,22 @@ def test_an_object_may_have_a_state_so_it_labels_step_by_step():
         distilling("Playback", batch_teacher_labels=True)
 
 
-def test_one_of_several_teachers_may_be_a_controller(tmp_path):
+def several(teacher: str, **options: Any) -> dict[str, Any]:
+    """Return the config of two controllers; the first tells where the cue is asked."""
     teachers = {
-        "tell": {"cfg": {"class_name": NAMED + "expert"}},
+        "tell": {"cfg": {"class_name": NAMED + teacher}, **options},
         "play": {"cfg": {"class_name": NAMED + "Playback"}},
     }
     skills = {"class_name": "rsl_tbptt.models:SelectedTeachers", "selector": select}
-    runner = distilling({**skills, "teachers": teachers})
+    return {**skills, "teachers": teachers}
+
+
+def test_one_of_several_teachers_may_be_a_controller(tmp_path):
+    runner = distilling(several("expert"))
     labels = labels_of(runner)
     assert set(labels.unique().tolist()) > {-1.0, 1.0}
     save_untrained(runner, tmp_path / "model.pt")
-    resumed = distilling({**skills, "teachers": teachers})
+    resumed = distilling(several("expert"))
     resumed.load(str(tmp_path / "model.pt"))
     resumed.learn(1)
 
@@ -183,19 +188,17 @@ def test_a_faulty_controller_is_refused(teacher, message):
         distilling(teacher).learn(1)
 
 
-@pytest.mark.parametrize("make", [distilling, imitating])
-def test_a_file_for_a_teacher_without_parameters_is_refused(make):
-    with pytest.raises(
-        ValueError, match=r"teacher_checkpoint is 'x\.pt', expected None: the teach"
-    ):
-        make("expert", teacher_checkpoint="x.pt")
-
-
-def test_several_teachers_refuse_it_too():
-    teachers = {"tell": {"cfg": {"class_name": NAMED + "Rule"}, "checkpoint": "x.pt"}}
-    skills = {"class_name": "rsl_tbptt.models:SelectedTeachers", "teachers": teachers}
-    with pytest.raises(ValueError, match=r"teachers\.tell\.checkpoint is 'x\.pt', expected None"):
-        distilling({**skills, "selector": lambda obs: torch.zeros(len(obs))})
+@pytest.mark.parametrize(
+    ("option", "make"),
+    [
+        ("teacher_checkpoint", lambda: distilling("expert", teacher_checkpoint="x.pt")),
+        ("teacher_checkpoint", lambda: imitating("expert", teacher_checkpoint="x.pt")),
+        ("teachers.tell.checkpoint", lambda: distilling(several("Rule", checkpoint="x.pt"))),
+    ],
+)
+def test_a_file_for_a_teacher_without_parameters_is_refused(option, make):
+    with pytest.raises(ValueError, match=rf"{option} is 'x\.pt', expected None: the teach"):
+        make()
 
 
 def test_students_of_networks_and_controllers_continue_with_the_other(tmp_path):

@@ -110,18 +110,12 @@ def test_an_episode_starts_without_a_frame_and_sees_none_of_the_one_before(env):
     assert [bool(wall_seen[1]) for wall_seen in seen] == [i >= 1 + latency for i in range(6)]
 
 
-def test_frames_are_cleared_after_a_rollout(env):
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_a_reset_clears_the_frame_of_a_rollout_and_takes_none(env, num_steps):
     step = Frames(env)
     with torch.inference_mode():
-        for _ in range(3):
+        for _ in range(num_steps):
             step()
-    assert wall(step(reset=[0])).tolist() == pytest.approx([0, *[nearness(3)] * 3])
-
-
-def test_no_frame_is_taken_in_the_step_of_a_reset(env):
-    step = Frames(env)
-    for _ in range(2):
-        step()
     assert wall(step(reset=[0])).tolist() == pytest.approx([0, *[nearness(3)] * 3])
 
 
