@@ -55,6 +55,39 @@ Env = Annotated[
     {"metavar": "MODULE:FUNCTION"},
 ]
 Overrides = Annotated[Sequence[str], "settings of Isaac Lab's task: presets=depth env.NAME=VALUE"]
+EvaluatedBundle = Annotated[
+    Path | None,
+    "evaluate this bundle of `rsl-tbptt export` instead of the checkpoint",
+    {"metavar": "BUNDLE"},
+]
+TrustedForEvaluation = Annotated[
+    Sequence[str],
+    "also load this package's classes, or this bundle's C; repeatable",
+    {"action": "append", "metavar": "NAME"},
+]
+EvaluationFile = Annotated[
+    Path | None, "JSON file to write (default: a new evaluation.json next to the checkpoint)"
+]
+MaxSteps = Annotated[
+    int | None,
+    "steps after which an unfinished episode counts as it stands (default: max_episode_length + 1)",
+]
+ImageSizes = Annotated[
+    Sequence[tuple[str, tuple[int, ...]]],
+    "size of an image group; repeatable",
+    {"action": "append", "type": image_size, "metavar": "GROUP=CxHxW"},
+]
+ExportFolder = Annotated[
+    Path | None,
+    "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
+]
+Targets = Annotated[
+    Sequence[str],
+    "also write a folder for this program on robots, or C99 for microcontrollers (c); repeatable",
+    {"action": "append", "choices": TARGETS},
+]
+SingleInput = Annotated[bool, "give the ONNX file one input, obs, that joins all groups"]
+Drawn = Annotated[bool, "draw the golden trajectory at random instead of simulating the task"]
 Device = Annotated[str, "cpu or cuda:<index>"]
 Tolerance = Annotated[float, "largest difference that passes"]
 
@@ -176,31 +209,17 @@ def evaluate(
     checkpoint: Annotated[
         Path | None, "checkpoint; with --policy, the bundle's own by default"
     ] = None,
-    policy: Annotated[
-        Path | None,
-        "evaluate this bundle of `rsl-tbptt export` instead of the checkpoint",
-        {"metavar": "BUNDLE"},
-    ] = None,
+    policy: EvaluatedBundle = None,
     form: Annotated[str, "file of the bundle to run", {"choices": ("onnx", "c")}] = "onnx",
     agent: Agent = None,
-    trust: Annotated[
-        Sequence[str],
-        "also load this package's classes, or this bundle's C; repeatable",
-        {"action": "append", "metavar": "NAME"},
-    ] = (),
-    output: Annotated[
-        Path | None, "JSON file to write (default: a new evaluation.json next to the checkpoint)"
-    ] = None,
+    trust: TrustedForEvaluation = (),
+    output: EvaluationFile = None,
     platform: PlatformName = None,
     task: Task = None,
     env: Env = None,
     overrides: Overrides = (),
     episodes: Annotated[int, "number of episodes, one per environment"] = 256,
-    max_steps: Annotated[
-        int | None,
-        "steps after which an unfinished episode counts as it stands (default:"
-        " max_episode_length + 1)",
-    ] = None,
+    max_steps: MaxSteps = None,
     seed: Annotated[int, "seed of the environments"] = 1000,
     device: Device = "cpu",
 ) -> None:
@@ -240,6 +259,11 @@ def evaluate(
         seed=seed,
         device=device,
     )
+    _print_evaluation(result)
+    print(f"wrote {_write_or_print(result, output, default, evaluation.MARK)}")
+
+
+def _print_evaluation(result: Mapping[str, Any]) -> None:
     low, high = result["confidence_interval"]
     print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
     if "success_rate" in result:
@@ -248,7 +272,6 @@ def evaluate(
         print(f"ended by {name}: {share:.1%} of episodes")
     for name, error in result["auxiliary"].items():
         print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
-    print(f"wrote {_write_or_print(result, output, default, evaluation.MARK)}")
 
 
 def memory(
@@ -334,32 +357,16 @@ def export(
     checkpoint: Annotated[Path, NEWEST],
     agent: Agent = None,
     trust: Trust = (),
-    image: Annotated[
-        Sequence[tuple[str, tuple[int, ...]]],
-        "size of an image group; repeatable",
-        {"action": "append", "type": image_size, "metavar": "GROUP=CxHxW"},
-    ] = (),
-    output: Annotated[
-        Path | None,
-        "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
-    ] = None,
-    single_input: Annotated[
-        bool, "give the ONNX file one input, obs, that joins all groups"
-    ] = False,
-    target: Annotated[
-        Sequence[str],
-        "also write a folder for this program on robots, or C99 for microcontrollers (c);"
-        " repeatable",
-        {"action": "append", "choices": TARGETS},
-    ] = (),
+    image: ImageSizes = (),
+    output: ExportFolder = None,
+    single_input: SingleInput = False,
+    target: Targets = (),
     platform: PlatformName = None,
     task: Task = None,
     env: Env = None,
     overrides: Overrides = (),
     steps: Annotated[int, "steps of the golden trajectory"] = 200,
-    drawn: Annotated[
-        bool, "draw the golden trajectory at random instead of simulating the task"
-    ] = False,
+    drawn: Drawn = False,
     tolerance: Tolerance = 1e-4,
     seed: Annotated[int, "seed of the golden trajectory"] = 0,
     device: Device = "cpu",
