@@ -31,7 +31,7 @@ MODELS = ("student", "actor", "critic", "teacher")
 """Models of an algorithm of rsl_rl's own, by the names of its attributes."""
 
 READABLE = (torch.Tensor, torch.dtype, torch.device, bytes, bytearray, complex, set)
-"""Types, besides plain values, that are read without running code."""
+"""Types, in addition to plain values, that are read without running code."""
 
 
 def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:

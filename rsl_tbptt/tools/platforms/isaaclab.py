@@ -124,7 +124,7 @@ class IsaacLab(Platform):
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function that renders the scene's first robot: (N, height, width, 3), uint8.
 
-        The camera keeps its place beside the robot's root and does not turn with it.
+        The camera keeps its place next to the robot's root and does not turn with it.
 
         Raises:
             ValueError: If the scene has no articulation.
