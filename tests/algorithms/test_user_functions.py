@@ -183,6 +183,9 @@ def writes_obs(rollout):
         (lambda rollout: torch.ones(rollout.rewards.shape).numpy(), "weights are float32"),
         (lambda rollout: torch.ones(rollout.rewards.shape) + 0j, "the weights are torch.complex64"),
         (lambda rollout: 1.0, "the weights are <class 'float'>"),
+        (lambda rollout: rollout.obs["nothing"], "it fails .*nothing"),
+        (lambda rollout: rollout.rewards[0], r"shape \(4, 6\); .* have shape \(6,\)"),
+        ("state", r"imitation_weight is 'state', .* have shape \(4, 6, 7\)"),
     ],
 )
 def test_a_faulty_weight_is_refused_before_the_first_step(weight, message):

@@ -66,18 +66,6 @@ def test_the_other_environments_execute_the_students_sample():
             student.reset(storage.dones[step].view(-1))
 
 
-def test_environments_are_drawn_again_for_every_rollout():
-    algorithm, drawn = make(share=0.5), []
-    for seed in range(8):
-        roll_out(algorithm, seed)
-        drawn.append(teacher_envs(algorithm))
-        algorithm.update()
-    assert torch.stack(drawn).sum(1).tolist() == [5] * 8
-    assert len({tuple(envs.tolist()) for envs in drawn}) > 1
-    assert torch.stack(drawn).any(0).all()
-    assert not torch.stack(drawn).all(0).any()
-
-
 @pytest.mark.parametrize(
     ("teacher", "student", "loss_type"),
     [("mlp", "lstm", "mse"), ("lstm", "gru", "kl"), ("lstm", "mlp", "mse")],
@@ -156,20 +144,6 @@ def test_a_resumed_run_continues_the_schedule(tmp_path):
         assert torch.equal(teacher_envs(target), teacher_envs(source))
         assert target.update() == source.update()
     assert torch.equal(parameters_of(target), parameters_of(source))
-
-
-def test_the_number_of_updates_is_plain_and_ignored_by_rsl_rl():
-    source, target = make(), make(Distillation)
-    roll_out(source, 0)
-    source.update()
-    checkpoint = source.save()
-    assert checkpoint["rsl_tbptt"]["num_updates"] == 1
-    assert set(checkpoint) - {"rsl_tbptt"} == set(target.save())
-    assert target.load(checkpoint, None, strict=True) is True
-    assert target.num_updates == 0
-    assert torch.equal(parameters_of(target), parameters_of(source))
-    assert source.load(target.save(), None, strict=True) is True
-    assert source.num_updates == 0
 
 
 def test_without_the_student_the_number_of_updates_stays():
