@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
+from support.helpers import make_distillation, make_model, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.extensions.teachers import Dagger
@@ -156,15 +156,3 @@ def test_without_the_student_the_number_of_updates_stays():
     assert algorithm.num_updates == 3
     algorithm.load(source.save(), {"student": True}, strict=True)
     assert algorithm.num_updates == 7
-
-
-def test_acting_outside_inference_mode_gives_the_same_result():
-    results = []
-    for mode in (torch.inference_mode(), torch.enable_grad()):
-        algorithm = make(share=0.5)
-        obs = make_obs(NUM_ENVS, torch.Generator().manual_seed(0))
-        torch.manual_seed(0)
-        with mode:
-            results.append(algorithm.act(obs))
-    assert torch.equal(*results)
-    assert not results[1].requires_grad
