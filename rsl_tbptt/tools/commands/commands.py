@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
@@ -241,6 +241,7 @@ def evaluate(
     if checkpoint is None:
         from rsl_tbptt.tools.robot.bundle_policy import checkpoint_of
 
+        assert policy is not None
         checkpoint = checkpoint_of(policy)
     checkpoint = checkpoint_file(checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
@@ -538,7 +539,7 @@ def new(
     print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     command.__name__: command
     for command in (
         doctor,
