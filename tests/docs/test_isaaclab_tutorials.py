@@ -50,13 +50,6 @@ def newest(folder, run):
     return torch.load(checkpoint, weights_only=True)
 
 
-def test_the_student_of_your_own_task_is_recurrent_and_imitates_its_teacher(task):
-    teacher, student = newest(task, "teacher"), newest(task, "student")
-    assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
-    loaded, trained = student["teacher_state_dict"], teacher["actor_state_dict"]
-    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
-
-
 def test_your_own_task_has_noisy_observations(task):
     robot = newest(task, "student")["rsl_tbptt"]["robot"]
     terms = {name: group["terms"] for name, group in robot["observation_groups"].items()}
