@@ -199,7 +199,7 @@ def test_resumed_training_gets_everything_and_play_the_student(runner, env, tmp_
     assert torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
     same_teacher = torch.equal(parameters(other.alg.teacher), parameters(runner.alg.teacher))
     assert same_teacher == resumed
-    assert other.alg.teacher_loaded or not resumed
+    assert not resumed or other.alg.teacher_loaded
     assert other.current_learning_iteration == (3 if resumed else 0)
     assert env.common_step_counter == 7 or not resumed
 

@@ -1,0 +1,1 @@
+"""What the folders of trainings tell: reports, what to resume, and what went wrong."""
