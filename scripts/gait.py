@@ -16,6 +16,7 @@ import torch
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
+from rsl_tbptt.tools.run import read_run
 from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt.tools.simulate.evaluate import run_first_episodes, started
 from scripts.pipeline.experiments import Experiment
@@ -95,8 +96,8 @@ def asymmetry(checkpoint: Path, episodes: int, experiment: Experiment) -> tuple[
         Root mean square over the pairs of joints of the difference of their mean angles, in rad;
         and the mean difference of their standard deviations, in % of these.
     """
-    settings = {"platform_name": experiment.platform, "seed": experiment.evaluation.seed}
-    with started(checkpoint, task=experiment.task, num_envs=episodes, **settings) as start:
+    run, seed = read_run(checkpoint, experiment.platform), experiment.evaluation.seed
+    with started(run, task=experiment.task, num_envs=episodes, seed=seed) as start:
         robot, angles = start.env.unwrapped.scene["robot"], []
 
         def watch(step: int, obs: Any) -> None:

@@ -132,6 +132,21 @@ def test_nll_of_discrete_actions_has_the_gradient_of_its_equation():
     torch.testing.assert_close(step, expected / norm, rtol=1e-5, atol=1e-9)
 
 
+def test_nll_learns_a_teacher_of_discrete_actions_with_memory():
+    learns = {"loss_type": "nll", "learning_rate": 0.02, "student_kwargs": OF_DISCRETE}
+    algorithm = distilling(16, **learns)
+    algorithm.teacher = make_model("teacher", "mlp", 16, seed=2, **OF_DISCRETE)
+    losses = []
+
+    def show(step, obs):
+        obs["policy"] = obs["state"][:, :5]
+
+    for seed in range(40):
+        roll_out(algorithm, seed, on_step=show)
+        losses.append(algorithm.update()["behavior"])
+    assert losses[-1] < 0.7 * losses[0]
+
+
 def test_a_missing_discrete_label_never_reaches_the_distribution():
     weight = {"imitation_weight": lambda rollout: (~rollout.labels.isnan().any(-1)).double()}
     algorithm = distilling(3, loss_type="nll", student_kwargs=OF_DISCRETE, **weight)
@@ -196,3 +211,9 @@ def test_an_actor_of_discrete_actions_imitates(loss):
 def test_a_policy_loss_without_gradient_is_refused(distribution, options, missing):
     with pytest.raises(ValueError, match=f"{distribution.__name__} has none of {missing}"):
         make_ppo(TbpttPPO, 4, 4, actor_kwargs=of(distribution), **options)
+
+
+def test_a_trial_leaves_no_trace_in_the_distribution():
+    student = distilling(loss_type="nll", student_kwargs=OF_DISCRETE).student
+    fresh = make_model("student", "lstm", 4, seed=1, **OF_DISCRETE)
+    assert vars(student.distribution).keys() == vars(fresh.distribution).keys()

@@ -7,7 +7,8 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -105,8 +106,12 @@ def refusal(training):
     return "not refused"
 
 
-def refusals_of_rank(first, last, cfg):
-    budget = {"memory_budget_gb": 1e-7 if first else 1.0}
+def refusals_of_rank(rank, num_envs, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(num_envs)
+    )
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(num_envs)}
+    budget = {"memory_budget_gb": 1e-7 if rank == 1 else 1.0}
     refused = []
     cases: list[tuple[Any, type, dict[str, Any]]] = [
         (make_ppo, TbpttPPO, {"num_mini_batches": 4}),
@@ -115,15 +120,17 @@ def refusals_of_rank(first, last, cfg):
         (make_distillation, TbpttDistillation, {"gradient_length": 3, **budget}),
     ]
     for make, algorithm, options in cases:
-        training = make(algorithm, 6, last - first, multi_gpu_cfg=cfg, **options)
+        training = make(algorithm, 6, num_envs[rank], multi_gpu_cfg=cfg, **options)
         refused.append(refusal(training))
-    return refused
+    torch.save(refused, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_all_ranks_raise_the_error_of_one():
+def test_all_ranks_raise_the_error_of_one(tmp_path):
     """If only one rank stopped, the other would wait forever."""
-    said = results_of_ranks(refusals_of_rank, (4, 2))
+    run_ranks(refusals_of_rank, ((4, 2), str(tmp_path)), 2)
+    said = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     assert said[0] == said[1]
     for message, expected in zip(
         said[0],

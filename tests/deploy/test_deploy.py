@@ -11,15 +11,16 @@ import pytest
 import torch
 from rsl_rl.models import CNNModel
 from support.helpers import make_distillation, make_obs
+from support.trained import as_a_runner_builds_it
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.robot.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.robot.export import export
 from rsl_tbptt.tools.robot.golden import draw
-from rsl_tbptt.tools.robot.verify import torchscript, verify
+from rsl_tbptt.tools.robot.verify import BundlePolicy, torchscript, verify
+from rsl_tbptt.tools.run import read_run
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
@@ -198,7 +199,7 @@ print(policy.metadata["control_hz"])
 def test_an_environments_properties_are_in_json_and_onnx(tmp_path):
     import onnx
 
-    algorithm = make_distillation(TbpttDistillation, 4, 2, student="lstm", gradient_length=2)
+    algorithm = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
     terms = [
         {"name": "angles", "shape": [3], "scale": 0.1, "clip": [-1.0, 1.0], "noisy": True,
          "history_length": 0, "flatten_history_dim": True},
@@ -217,7 +218,7 @@ def test_an_environments_properties_are_in_json_and_onnx(tmp_path):
         ],
     }  # fmt: skip
     torch.save({**algorithm.save(), "iter": 7}, tmp_path / "model_7.pt")
-    export(tmp_path / "model_7.pt", tmp_path / "out", steps=4)
+    export(read_run(tmp_path / "model_7.pt"), tmp_path / "out", steps=4)
     model = onnx.load(tmp_path / "out" / "policy.onnx")
     written = {entry.key: entry.value for entry in model.metadata_props}
     assert written["run_path"] == "model_7.pt"

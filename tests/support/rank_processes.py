@@ -7,10 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from torch import distributed
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -35,37 +32,6 @@ def run_ranks(target: Callable[..., None], arguments: tuple[Any, ...], num_ranks
         torch.multiprocessing.start_processes(
             _run_alone, (target, arguments), nprocs=num_ranks, start_method="forkserver"
         )
-
-
-def results_of_ranks(
-    target: Callable[..., Any], shares: Sequence[int], *arguments: Any
-) -> list[Any]:
-    """Return ``target(first, last, multi_gpu_cfg, *arguments)`` of each of several joined ranks.
-
-    Args:
-        target: Trains on environments [first, last); returns what ``torch.save`` can write.
-        shares: The number of environments of each rank.
-        *arguments: Further ones.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks(_run_joined, (shares, folder, target, arguments), len(shares))
-        return [torch.load(f"{folder}/rank{rank}.pt") for rank in range(len(shares))]
-
-
-def _run_joined(
-    rank: int, shares: Sequence[int], folder: str, target: Callable[..., Any], arguments: Any
-) -> None:
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=len(shares),
-        timeout=timedelta(seconds=120),  # a hang fails the test
-    )
-    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
-    torch.save(target(first, last, cfg, *arguments), f"{folder}/rank{rank}.pt")
-    distributed.destroy_process_group()
 
 
 def start_ranks(

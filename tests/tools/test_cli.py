@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.helpers import make_distillation
+from support.trained import as_a_runner_builds_it
 
 from rsl_tbptt import installation
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -130,7 +131,7 @@ def folder(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name == "my_envs"]:
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "my_envs.py").write_text(MAKER)
-    algorithm = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
+    algorithm = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
     torch.save({**algorithm.save(), "iter": 0}, "model_0.pt")
     (tmp_path / "no_run").mkdir()
     torch.save({"optimizer_state_dict": {}}, "no_policy.pt")
@@ -151,7 +152,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "empty.pt").touch()
     (tmp_path / "damaged.yaml").write_text("a: [")
     (tmp_path / "list.yaml").write_text("[actor]")
-    (tmp_path / "told.yaml").write_text("actor: {activation: elu, distribution_cfg: null}")
+    (tmp_path / "told.yaml").write_text(
+        "obs_groups: {actor: [policy]}\nactor: {class_name: MLPModel}"
+    )
     return tmp_path
 
 
@@ -405,7 +408,7 @@ def test_what_another_program_wrote_is_not_replaced(folder, words, file, capsys)
 
 
 def test_a_bundle_of_another_policy_is_not_evaluated_under_a_checkpoints_name(folder, capsys):
-    other = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
+    other = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
     list(other.student.parameters())[-1].data += 0.1
     (folder / "other").mkdir()
     torch.save({**other.save(), "iter": 0}, "other/model_0.pt")

@@ -1,7 +1,6 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +10,12 @@ from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.simulate import evaluate
-from rsl_tbptt.tools.simulate.episodes import EpisodeFacts
-from rsl_tbptt.tools.simulate.evaluate import acting, run_first_episodes, summarise
+from rsl_tbptt.tools.simulate.evaluate import (
+    EpisodeFacts,
+    acting,
+    run_first_episodes,
+    summarise,
+)
 from rsl_tbptt.tools.simulate.heads import WatchedHeads
 
 LENGTHS = [2, 5, 3]
@@ -62,8 +65,9 @@ class CountingPolicy:
 
 
 def test_a_policy_without_heads_acts_unwrapped():
-    start: Any = SimpleNamespace(policy=CountingPolicy(), auxiliary={})  # no latent to watch
-    with acting(start, None, "onnx") as policy:
+    run = SimpleNamespace(auxiliary={})
+    start: Any = SimpleNamespace(policy=CountingPolicy(), run=run)  # no latent to watch
+    with acting(start, None) as policy:
         assert policy is start.policy
 
 
@@ -192,12 +196,12 @@ class BlindHeads(WatchedHeads):
 
 def test_an_error_of_a_head_that_is_not_finite_is_an_error_of_the_evaluation(monkeypatch):
     env = FakeEnv()
-    platform = SimpleNamespace(step_seconds=lambda _: None)
-    start = SimpleNamespace(env=env, obs=env.obs(), platform=platform)
+    run: Any = SimpleNamespace(platform=SimpleNamespace(step_seconds=lambda _: None))
+    start = SimpleNamespace(env=env, obs=env.obs(), run=run)
     monkeypatch.setattr(evaluate, "started", lambda *_, **__: nullcontext(start))
     monkeypatch.setattr(evaluate, "acting", lambda *_: nullcontext(BlindHeads()))
     with pytest.raises(ValueError, match="head 'velocity' is nan, expected a finite number"):
-        evaluate.evaluate(Path("model_0.pt"))
+        evaluate.evaluate(run)
 
 
 def test_summary():

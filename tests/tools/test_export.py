@@ -13,6 +13,7 @@ import yaml
 from rsl_rl.utils.utils import resolve_class
 from support.helpers import MEMORIES, MEMORIES_THAT_SEE, make_distillation, roll_out
 from support.inside import networks_of_heads
+from support.trained import load_policy
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -23,12 +24,11 @@ from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.commands.commands import image_size
 from rsl_tbptt.tools.robot import bundle
 from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.robot.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
-from rsl_tbptt.tools.robot.verify import largest_difference, read_golden, verify
+from rsl_tbptt.tools.robot.verify import BundlePolicy, largest_difference, read_golden, verify
 from rsl_tbptt.tools.simulate.heads import saved_heads
-from rsl_tbptt.tools.simulate.policies import groups_of, load_policy, split_into_groups
+from rsl_tbptt.tools.simulate.policies import groups_of, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -83,15 +83,6 @@ def write_checkpoint(folder, config, part="student"):
     return folder / "model_4.pt", model.eval()
 
 
-SHOWN_IN_PART = {
-    "no distribution": "student: {activation: elu, distribution_cfg: null}",
-    "std from the state": "student: {activation: elu, distribution_cfg: "
-    "{class_name: HeteroscedasticGaussianDistribution}}",
-    "beta": "student: {activation: elu, distribution_cfg: "
-    "{class_name: BetaDistribution, action_range: [-0.5, 2.0]}}",
-}
-
-
 def drawn(policy, num_steps, seed=0, heads=None):
     """Return a policy's steps on drawn observations; groups of unknown width get any width."""
     shapes = getattr(policy, "group_shapes", None)
@@ -107,13 +98,13 @@ def drawn(policy, num_steps, seed=0, heads=None):
 @pytest.mark.parametrize("kind", MODELS)
 def test_loaded_policy_acts_as_the_trained_one(tmp_path, kind):
     checkpoint, model = write_checkpoint(tmp_path, MODELS[kind])
-    (tmp_path / "told.yaml").write_text(SHOWN_IN_PART.get(kind, "student: {activation: elu}"))
     expected = drawn(model, 6)["actions"]
     assert expected.shape == (6, NUM_ACTIONS)
-    for agent in (None, tmp_path / "told.yaml"):
-        np.testing.assert_array_equal(
-            drawn(load_policy(checkpoint, agent=agent), 6)["actions"], expected
-        )
+    np.testing.assert_array_equal(drawn(load_policy(checkpoint), 6)["actions"], expected)
+    told = (tmp_path / "params" / "agent.yaml").rename(tmp_path / "told.yaml")
+    np.testing.assert_array_equal(drawn(load_policy(checkpoint, told), 6)["actions"], expected)
+    with pytest.raises(FileNotFoundError, match="take its config as --agent FILE"):
+        load_policy(checkpoint)
 
 
 def run_export(checkpoint, output, *words):
@@ -284,20 +275,6 @@ def test_a_failed_export_replaces_nothing(tmp_path, monkeypatch, capsys):
     assert run_export(checkpoint, tmp_path / "out") == 1
     assert "is not within 1.0e-04: nothing is written" in capsys.readouterr().err
     assert contents(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize(
-    ("kind", "told", "missing"),
-    [
-        ("lstm", "actor: {activation: elu}", "student.activation"),
-        ("std from the state", "student: {activation: elu}", "student.distribution_cfg"),
-    ],
-)
-def test_options_that_parameters_do_not_show_are_asked_for(tmp_path, kind, told, missing):
-    checkpoint, _ = write_checkpoint(tmp_path, MODELS[kind])
-    (tmp_path / "told.yaml").write_text(told)
-    with pytest.raises(ValueError, match=f"{missing} is missing, expected the training's"):
-        load_policy(checkpoint, agent=tmp_path / "told.yaml")
 
 
 CNN = {

@@ -10,16 +10,16 @@ import torch
 import yaml
 from rsl_rl.models import MLPModel
 from rsl_rl.runners import OnPolicyRunner
-from support.helpers import make_distillation
+from support.trained import load_policy
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.files import read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.robot.export import export
-from rsl_tbptt.tools.simulate.policies import build_policy, load_policy, read_policy
+from rsl_tbptt.tools.run import read_run
+from rsl_tbptt.tools.simulate.policies import build_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 isaaclab = load_platform("isaaclab")
@@ -99,7 +99,7 @@ def test_only_models_and_distributions_of_rsl_rl_and_ours_are_loaded(name, neste
     model = {"encoders": [{"class_name": name}]} if nested else {"class_name": name}
     checkpoint, _ = write_run(tmp_path, **model)
     with pytest.raises(ValueError, match=r"class_name is .*, expected a "):
-        read_policy(checkpoint)
+        read_run(checkpoint)
     assert not (tmp_path / "imported").exists()
 
 
@@ -123,7 +123,7 @@ def test_the_user_can_trust_a_package(name, package, tmp_path, capsys):
 def test_trust_in_a_package_does_not_extend_to_its_imports(package, tmp_path):
     checkpoint, _ = write_run(tmp_path, class_name=f"{package}.models:torch.nn.Linear")
     with pytest.raises(ValueError, match=r"is from torch\.nn.*--trust torch"):
-        read_policy(checkpoint, trust=[package])
+        read_run(checkpoint, trust=[package])
 
 
 def test_a_class_that_a_registered_tasks_config_names_is_loaded(package, tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ SEES = {
     "class_name": "rsl_tbptt.models:CNNRNNModel",
     "cnn_cfg": CNN_CFG,
     "rnn_hidden_dim": 6,
-    "hidden_dims": (8,),
+    "hidden_dims": [8],
     "image_scale": 1 / 255,
 }
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_describes_its_models_completely(tmp_path):
     }
     models = torch.load(tmp_path / "model_0.pt", weights_only=True)["rsl_tbptt"]["models"]
     assert models["critic"]["arguments"] == {"hidden_dims": [8]}
-    assert export(tmp_path / "model_0.pt", tmp_path / "out")["output"]
+    assert export(read_run(tmp_path / "model_0.pt"), tmp_path / "out")["output"]
 
 
 @pytest.mark.parametrize(
@@ -220,29 +220,35 @@ def test_a_file_that_contradicts_the_checkpoint_is_refused(tmp_path, told, messa
     runner, agent = runner_of(tmp_path, OnPolicyRunner), tmp_path / "told.yaml"
     agent.write_text(f"actor: {told}\n")
     if message is None:
-        saved = read_policy(tmp_path / "model_0.pt", agent)
-        assert same_actions(runner, build_policy(saved))
-        assert saved.config.get("clip_actions") in (None, 2.0)
+        run = read_run(tmp_path / "model_0.pt", agent=agent)
+        assert same_actions(runner, build_policy(run))
+        assert run.config.get("clip_actions") in (None, 2.0)
         return
     with pytest.raises(ValueError, match=message):
-        read_policy(tmp_path / "model_0.pt", agent)
+        read_run(tmp_path / "model_0.pt", agent=agent)
 
 
-def test_options_missing_in_a_checkpoint_of_rsl_rl_alone_have_to_be_given(tmp_path):
+@pytest.mark.parametrize(
+    ("told", "missing"),
+    [
+        ({"clip_actions": 1.0}, "actor"),
+        ({"actor": SEES}, "obs_groups.actor"),
+        ({"actor": SEES | {"distribution_cfg": GAUSSIAN}, "obs_groups": GROUPS}, None),
+    ],
+)
+def test_a_checkpoint_of_rsl_rl_alone_needs_the_whole_config(tmp_path, told, missing):
     runner = runner_of(tmp_path, OnPolicyRunner)
     checkpoint = torch.load(tmp_path / "model_0.pt")
     del checkpoint["rsl_tbptt"]
     torch.save(checkpoint, tmp_path / "model_0.pt")
-    known = {"class_name": SEES["class_name"], "cnn_cfg": CNN_CFG, "activation": "elu"}
-    told = {"obs_groups": GROUPS, "actor": known}
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told | {"clip_actions": 1.0}))
     images = {"camera": (1, 6, 5), "depth": (2, 4, 4)}
-    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told))
-    files = (tmp_path / "model_0.pt", "cpu", tmp_path / "told.yaml", images)
-    with pytest.raises(ValueError, match=r"actor\.image_scale is missing, expected the training's"):
+    files = (tmp_path / "model_0.pt", tmp_path / "told.yaml", images)
+    if missing is None:
+        assert same_actions(runner, load_policy(*files))
+        return
+    with pytest.raises(ValueError, match=rf"^{missing} is missing in .*told\.yaml, .*--agent FILE"):
         load_policy(*files)
-    known["image_scale"] = 1 / 255
-    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told))
-    assert same_actions(runner, load_policy(*files))
 
 
 def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
@@ -280,19 +286,6 @@ def test_a_config_of_another_form_is_named_in_one_line(tmp_path, sections, messa
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert len(error.splitlines()) == 1
-
-
-def test_a_file_may_leave_out_options_that_are_in_the_checkpoint(tmp_path):
-    algorithm = make_distillation(
-        TbpttDistillation, 4, 2, gradient_length=2, student_kwargs={"activation": "swish"}
-    )
-    torch.save(algorithm.save(), tmp_path / "model_0.pt")
-    (tmp_path / "told.yaml").write_text("clip_actions: 1.0")
-    policy = load_policy(tmp_path / "model_0.pt", agent=tmp_path / "told.yaml")
-    assert isinstance(policy.mlp[1], torch.nn.SiLU)
-    (tmp_path / "told.yaml").write_text("student: {activation: elu}")
-    with pytest.raises(ValueError, match=r"student\.activation is 'elu' in .*, expected 'swish'"):
-        load_policy(tmp_path / "model_0.pt", agent=tmp_path / "told.yaml")
 
 
 def test_an_image_without_effect_is_refused(tmp_path):

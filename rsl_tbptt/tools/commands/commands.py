@@ -9,13 +9,14 @@ import json
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
-from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
+from rsl_tbptt.tools.platforms import PLATFORMS
 
 TARGETS = ("c", "legged_control2", "rl_sar", "unitree", "unitree_gym")
 """The keys of ``rsl_tbptt.tools.robot.targets.TARGETS``, which is slow to import."""
@@ -228,7 +229,6 @@ def evaluate(
     Raises:
         ValueError: If options contradict each other.
     """
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.files import output_path
     from rsl_tbptt.tools.simulate import evaluate as evaluation
 
@@ -238,23 +238,23 @@ def evaluate(
     if form != "onnx" and policy is None:
         raise ValueError(f"--form is {form}, expected it only next to --policy.")
     check_device(device)
-    if checkpoint is None:
-        from rsl_tbptt.tools.robot.bundle_policy import checkpoint_of
+    exported = None
+    if policy is not None:
+        from rsl_tbptt.tools.robot import verify as replaying  # only a bundle needs onnxruntime
 
-        assert policy is not None
-        checkpoint = checkpoint_of(policy)
-    checkpoint = checkpoint_file(checkpoint)
-    platform_of(checkpoint)  # which says where there is none, before its folder is written to
-    default = checkpoint.parent / "evaluation.json"
+        if form == "c":
+            replaying.check_trust(policy, trust)
+        exported = partial(replaying.exported_policy, policy, form)
+        checkpoint = checkpoint or replaying.checkpoint_of(policy)
+    run = _read_run(checkpoint, where, agent, trust)
+    default = run.checkpoint.parent / "evaluation.json"
     output_path(output, default, evaluation.MARK)  # first: evaluating takes a while
     result = evaluation.evaluate(
-        checkpoint,
-        bundle=policy,
-        form=form,
-        **where,
+        run,
+        exported=exported,
+        form="checkpoint" if exported is None else form,
+        task=where["task"],
         overrides=overrides,
-        agent=agent,
-        trust=trust,
         episodes=episodes,
         max_steps=max_steps,
         seed=seed,
@@ -293,23 +293,19 @@ def memory(
     device: Device = "cpu",
 ) -> None:
     """Measure how far back a policy looks, and how long a sensor fault affects its actions."""
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.files import output_path
     from rsl_tbptt.tools.simulate import memory_findings as findings
     from rsl_tbptt.tools.simulate.memory import analyse
 
     where = _where(platform, task, env)
     check_device(device)
-    checkpoint = checkpoint_file(checkpoint)
-    platform_of(checkpoint)  # which says where there is none, before its folder is written to
-    default = checkpoint.parent / findings.FILE
+    run = _read_run(checkpoint, where, agent, trust)
+    default = run.checkpoint.parent / findings.FILE
     output = output_path(output or default, default, findings.MARK)
     found = analyse(
-        checkpoint,
-        **where,
+        run,
+        task=where["task"],
         overrides=overrides,
-        agent=agent,
-        trust=trust,
         num_envs=num_envs,
         steps=steps,
         device=device,
@@ -333,6 +329,17 @@ def _where(platform: str | None, task: str | None, env: str | None) -> dict[str,
     if env and (task or platform):
         raise ValueError("--env is given next to --platform or --task, expected one of both.")
     return {"platform_name": "rsl_rl" if env else platform, "task": env or task}
+
+
+def _read_run(
+    checkpoint: Path | None, where: Mapping[str, Any], agent: Path | None, trust: Sequence[str]
+) -> Any:
+    """Read a policy's run; errors come before a simulator starts or a folder is written to."""
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.run import read_run
+
+    assert checkpoint is not None
+    return read_run(checkpoint_file(checkpoint), where["platform_name"], agent, trust)
 
 
 def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes) -> Path:
@@ -377,18 +384,16 @@ def export(
     Raises:
         ValueError: If they differ by more than the tolerance.
     """
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.robot.export import export as write_export
 
     check_device(device)
+    where = _where(platform, task, env)
     bundle = write_export(
-        checkpoint_file(checkpoint),
+        _read_run(checkpoint, where, agent, trust),
         output,
         images=dict(image),
-        **_where(platform, task, env),
+        task=where["task"],
         overrides=overrides,
-        agent=agent,
-        trust=trust,
         single_input=single_input,
         steps=steps,
         tolerance=tolerance,
@@ -539,7 +544,7 @@ def new(
     print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
 
 
-COMMANDS: dict[str, Callable[..., int | None]] = {
+COMMANDS = {
     command.__name__: command
     for command in (
         doctor,

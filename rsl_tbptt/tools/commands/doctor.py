@@ -273,11 +273,10 @@ def update_times(device: str) -> list[float]:
         synchronise()
         return time.perf_counter() - start
 
-    fastest, libraries = [], list[tuple[Any, dict[str, Any]]]()
-    libraries += [(TbpttPPO, {"gradient_length": 12}), (PPO, {})]
+    fastest = []
     normal = {"class_name": "GaussianDistribution", "init_std": 1.0}
     roles = {"actor": (12, {"distribution_cfg": normal}), "critic": (1, {})}
-    for kind, length in libraries:
+    for kind, length in ((TbpttPPO, {"gradient_length": 12}), (PPO, {})):
         models = [
             RNNModel(observe(), {role: ["policy"]}, role, width, obs_normalization=True, **options)
             for role, (width, options) in roles.items()

@@ -20,20 +20,18 @@ from torch import nn
 
 from rsl_tbptt.deploy import METADATA
 from rsl_tbptt.files import complete, output_path, write_json
-from rsl_tbptt.tools.platforms import load_platform, platform_of
 from rsl_tbptt.tools.robot import golden
 from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.robot.targets import TARGETS
 from rsl_tbptt.tools.robot.verify import verify
+from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.evaluate import started
 from rsl_tbptt.tools.simulate.heads import saved_heads
 from rsl_tbptt.tools.simulate.policies import (
     Images,
-    SavedPolicy,
     build_policy,
     check_images,
     groups_of,
-    read_policy,
     split_into_groups,
 )
 
@@ -42,11 +40,9 @@ MARK = b'"state_names"'
 
 
 def export(
-    checkpoint: Path,
+    run: Run,
     output: Path | None = None,
     *,
-    agent: Path | None = None,
-    trust: Sequence[str] = (),
     images: Images | None = None,
     single_input: bool = False,
     target: Sequence[str] = (),
@@ -59,12 +55,11 @@ def export(
     """Export a checkpoint's policy; write files only if they act like the trained policy.
 
     Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        run: The policy.
         output: New folder, or that of an earlier export, whose files are replaced. None means a new
             ``exported/model_<iteration>`` next to the checkpoint.
-        agent: See :func:`rsl_tbptt.tools.simulate.policies.read_policy`, as for ``trust``.
-        trust: Likewise.
-        images: Likewise.
+        images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
+            takes them from the checkpoint; a checkpoint of rsl_rl alone does not have them.
         single_input: Let ONNX take one ``obs`` of all groups joined.
         target: Names in :data:`rsl_tbptt.tools.robot.targets.TARGETS`; each gets a folder.
         steps: Length of the golden trajectory, at least 2.
@@ -72,7 +67,7 @@ def export(
         seed: Seed of the trajectory.
         drawn: Draw its observations instead of simulating the policy's task. They are also drawn
             if the platform is not installed, and for rsl_rl alone without ``task``.
-        where: ``platform_name``, ``task``, ``overrides`` and ``device`` of the simulation; see
+        where: ``task``, ``overrides`` and ``device`` of the simulation; see
             :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
     Returns:
@@ -80,90 +75,62 @@ def export(
         large.
 
     Raises:
-        FileNotFoundError: If the config next to the checkpoint is missing.
-        ValueError: If the checkpoint cannot be read, its policy is missing or does not fit the
-            config, its task is unknown to its platform, ``steps`` is below 2, nothing can be
-            written to ``output``, or it has targets of an earlier export that ``target`` does not
-            name.
+        ValueError: If the policy does not fit its config, its task is unknown to its platform,
+            ``steps`` is below 2, nothing can be written to ``output``, or it has targets of an
+            earlier export that ``target`` does not name.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")
-    saved = read_policy(checkpoint, agent, trust)
-    check_images(saved, images or {})
-    heads = saved_heads(saved.auxiliary)
+    check_images(run, images or {})
+    heads = saved_heads(run.auxiliary)
     # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
-    name = checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
-    output = output_path(output, checkpoint.parent / "exported" / name, MARK, METADATA)
-    _refuse_other_targets(output, target)
-    if drawn or not _can_simulate(checkpoint, where):
-        recorded = _drawn(saved, images or {}, heads, steps, seed)
-    else:
-        recorded = _simulated(checkpoint, heads, steps, seed, agent=agent, trust=trust, **where)
-    about = {"checkpoint": checkpoint.name, "iteration": saved.iteration}
-    forms = {"single_input": single_input, "targets": target}
-    return _write_compared(output, tolerance, recorded, heads, saved.robot, about, **forms)
-
-
-def _refuse_other_targets(output: Path, target: Sequence[str]) -> None:
-    """Check that an earlier export left no folder in the output that this one does not replace.
-
-    Raises:
-        ValueError: If it did.
-    """
+    name = run.checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
+    output = output_path(output, run.checkpoint.parent / "exported" / name, MARK, METADATA)
     if kept := [name for name in TARGETS if name not in target and (output / name).is_dir()]:
         raise ValueError(
             f"{output} has the folders {kept} of an earlier export, expected --target for each:"
             " they would keep the earlier policy. Name them, or another --output."
         )
-
-
-def _write_compared(
-    output: Path, tolerance: float, *arguments: Any, **forms: Any
-) -> dict[str, Any]:
-    """Write a bundle, see ``write_bundle``; publish it if it acts like the policy."""
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = write_bundle(Path(folder), *arguments, **forms)
-        bundle["max_difference"] = differences = verify(Path(folder), [folder])
+    if drawn or not _can_simulate(run, where.get("task")):
+        recorded = _drawn(run, images or {}, heads, steps, seed)
+    else:
+        with started(run, num_envs=1, seed=seed, **where) as start:
+            trajectory = golden.record(start, heads, steps, seed)
+        source = f"one robot of {start.task}, noise included, seed {seed}"
+        recorded = Recorded(start.policy, trajectory, source)
+    about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
+    forms = {"single_input": single_input, "targets": target}
+    with tempfile.TemporaryDirectory() as name:
+        bundle = write_bundle(folder := Path(name), recorded, heads, run.robot, about, **forms)
+        bundle["max_difference"] = differences = verify(folder, [folder])
         passed = all(each <= tolerance for each in differences.values())  # false for NaN
         if passed:
-            write_json(Path(folder, METADATA), bundle)
-            _publish(Path(folder), output)
+            write_json(folder / METADATA, bundle)
+            _publish(folder, output)
     return {**bundle, "output": output if passed else None}
 
 
-def _can_simulate(checkpoint: Path, where: Mapping[str, Any]) -> bool:
+def _can_simulate(run: Run, task: str | None) -> bool:
     """Return whether there is a platform to simulate on; it says itself if it lacks the task."""
-    platform = load_platform(where.get("platform_name") or platform_of(checkpoint))
-    if platform.TASKS is None:  # rsl_rl alone
-        return bool(where.get("task"))
-    return importlib.util.find_spec(platform.PACKAGES[0]) is not None
-
-
-def _simulated(
-    checkpoint: Path, heads: Mapping[str, nn.Module], steps: int, seed: int, **where: Any
-) -> Recorded:
-    """Record one robot in the policy's task."""
-    with started(checkpoint, num_envs=1, seed=seed, **where) as start:
-        trajectory = golden.record(start, heads, steps, seed)
-    source = f"one robot of {start.task}, noise included, seed {seed}"
-    return Recorded(start.policy, trajectory, source)
+    if run.platform.TASKS is None:  # rsl_rl alone
+        return bool(task)
+    return importlib.util.find_spec(run.platform.PACKAGES[0]) is not None
 
 
 def _drawn(
-    saved: SavedPolicy, images: Images, heads: Mapping[str, nn.Module], steps: int, seed: int
+    run: Run, images: Images, heads: Mapping[str, nn.Module], steps: int, seed: int
 ) -> Recorded:
     """Build a policy without an environment, and draw its observations."""
-    policy = build_policy(saved, images=images)
+    policy = build_policy(run, images=images)
     names = [name for name in groups_of(policy) if name in policy.obs_groups]
-    shapes = {**saved.shapes, **images}
+    shapes = {**run.shapes, **images}
     groups = split_into_groups(names, torch.zeros(1, policy.obs_dim)).to_dict()
     for name in groups_of(policy):
         if name in shapes:
-            dtype = saved.dtypes.get(name, torch.float32)
+            dtype = run.dtypes.get(name, torch.float32)
             groups[name] = torch.zeros(1, *shapes[name], dtype=dtype)
     trajectory = golden.draw(policy, heads, groups, steps, seed)
-    seen = saved.config["obs_groups"][saved.part]
-    knows_widths = len(seen) == 1 or set(seen) <= set(saved.shapes)
+    knows_widths = len(run.groups) == 1 or {*run.groups} <= {*run.shapes}
     source = "drawn as the policy's normaliser has seen observations"
     return Recorded(policy, trajectory, source, knows_widths)
 

@@ -10,7 +10,7 @@ the terms of a group before noise, clip, scale and history, if the environment h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models.one_step import STATES, recorded_latents
 from rsl_tbptt.tools.progress import track
+from rsl_tbptt.tools.simulate.evaluate import Start
 from rsl_tbptt.tools.simulate.policies import groups_of
-
-if TYPE_CHECKING:
-    from rsl_tbptt.tools.simulate.evaluate import Start
 
 Trajectory = dict[str, np.ndarray]
 """Arrays by name."""
@@ -44,7 +42,7 @@ def record(start: Start, heads: Mapping[str, nn.Module], num_steps: int, seed: i
         The trajectory.
     """
     raw = _record_terms(start.env.unwrapped if hasattr(start.env, "unwrapped") else start.env)
-    first = start.platform.restart(start.env, seed)
+    first = start.run.platform.restart(start.env, seed)
 
     def step(actions: torch.Tensor) -> tuple[TensorDict, bool]:
         obs, _, dones, _ = start.env.step(actions)

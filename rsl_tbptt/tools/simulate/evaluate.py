@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,18 +20,15 @@ from scipy import stats
 from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.files import ENV
 from rsl_tbptt.models.one_step import recorded_latents
-from rsl_tbptt.tools.platforms import Platform, Simulation, load_platform, platform_of
+from rsl_tbptt.tools.platforms import Simulation
 from rsl_tbptt.tools.progress import Progress
-from rsl_tbptt.tools.simulate.episodes import EpisodeFacts
+from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.heads import WatchedHeads
-from rsl_tbptt.tools.simulate.policies import build_policy, groups_of, images_of, read_policy
+from rsl_tbptt.tools.simulate.policies import build_policy, images_of
 
 MARK = b'"confidence_interval"'
 """Bytes in every file of an evaluation."""
-MOST_APART = 1e-3
-"""Largest difference of a bundle's actions from its checkpoint's; an export passes with 1e-4."""
 CONFIDENCE = 0.95
 SEED = 1000
 """Default seed of the environments."""
@@ -53,37 +50,31 @@ class Acting(Protocol):
 class Start:
     """A policy, and environments that have just been reset."""
 
-    platform: Platform
+    run: Run
     task: str
     env: Any
     """In rsl_rl's form."""
     policy: MLPModel
-    config: Mapping[str, Any]
-    """The agent's config of the training."""
-    auxiliary: Mapping[str, Any]
-    """The policy's auxiliary heads, as the checkpoint has them."""
     obs: TensorDict
     """The policy's first observations, batch size (N,)."""
 
 
 def evaluate(
-    checkpoint: Path,
+    run: Run,
     *,
-    bundle: Path | None = None,
-    form: str = "onnx",
-    trust: Sequence[str] = (),
+    exported: Callable[[Start], Acting] | None = None,
+    form: str = "checkpoint",
     episodes: int = 256,
     max_steps: int | None = None,
     seed: int = SEED,
     **options: Any,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint, and print the progress.
+    """Evaluate a policy, and print the progress.
 
     Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder.
-        bundle: Folder of ``rsl-tbptt export`` whose policy acts in place of the checkpoint's.
-        form: Form of the bundle's policy, "onnx" or "c".
-        trust: See :func:`started`; C runs only if ``trust`` names the bundle, too.
+        run: The policy.
+        exported: Makes the policy that acts in place of the checkpoint's. None evaluates that.
+        form: Name of what acts, for the result.
         episodes: Number of fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an unfinished episode is counted as it is, at least 1. None
             means one more than the environment's ``max_episode_length``.
@@ -93,27 +84,21 @@ def evaluate(
     Returns:
         JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``; the checkpoint, the
         task and the seed; and ``auxiliary``, the errors of auxiliary heads by name, root mean
-        squares in the target's unit, which is empty for a bundle.
+        squares in the target's unit, which is empty for an exported policy.
 
     Raises:
-        ValueError: If there are fewer than 2 episodes or no steps, the checkpoint cannot be read,
-            its task is unknown, the bundle is of another policy or its code is not trusted, or a
-            return or an error is not
-            finite.
+        ValueError: If there are fewer than 2 episodes or no steps, the task is unknown, the
+            exported policy is another one, or a return or an error is not finite.
     """
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
-    if bundle is not None and form == "c":
-        from rsl_tbptt.tools.robot.verify import check_trust  # only a bundle needs onnxruntime
-
-        check_trust(bundle, trust)
-    with started(checkpoint, num_envs=episodes, seed=seed, trust=trust, **options) as start:
-        step_seconds = start.platform.step_seconds(start.env)
+    with started(run, num_envs=episodes, seed=seed, **options) as start:
+        step_seconds = run.platform.step_seconds(start.env)
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)
-        with acting(start, bundle, form) as policy:
+        with acting(start, exported) as policy:
             returns, lengths, unfinished = run_first_episodes(
                 start.env, policy, start.obs, max_steps=max_steps, facts=facts
             )
@@ -128,8 +113,8 @@ def evaluate(
         "auxiliary": _head_errors(policy),
         "max_steps": max_steps,
         "unfinished": unfinished,
-        "checkpoint": checkpoint.name,
-        "form": "checkpoint" if bundle is None else form,
+        "checkpoint": run.checkpoint.name,
+        "form": form,
         "task": start.task,
         "seed": seed,
     }
@@ -157,65 +142,35 @@ def _longest_episode(env: Any) -> int:
 
 
 @contextmanager
-def acting(start: Start, bundle: Path | None, form: str) -> Iterator[Acting]:
-    """Yield a bundle's policy, or the trained one; errors of its auxiliary heads are measured."""
-    if bundle is not None:
-        from rsl_tbptt.tools.robot.bundle_policy import (
-            BundlePolicy,  # only a bundle needs onnxruntime
-        )
-
-        policy = BundlePolicy(bundle, form, groups_of(start.policy))
-        _check_same_policy(policy, start, bundle)
-        yield policy
-    elif start.auxiliary:
+def acting(start: Start, exported: Callable[[Start], Acting] | None) -> Iterator[Acting]:
+    """Yield an exported policy, or the trained one with its auxiliary heads, if it has some."""
+    if exported is not None:
+        yield exported(start)
+    elif start.run.auxiliary:
         with recorded_latents(start.policy) as latents:
-            yield WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
+            yield WatchedHeads(start.policy, start.run.auxiliary, start.obs, latents)
     else:
         yield start.policy
 
 
-def _check_same_policy(policy: Acting, start: Start, bundle: Path) -> None:
-    """Check that a bundle acts like the checkpoint, under whose name its result is written.
-
-    Raises:
-        ValueError: If it acts differently on the first observations.
-    """
-    with torch.inference_mode():
-        actions, expected = policy(start.obs), start.policy(start.obs)
-    start.policy.reset()
-    if not torch.allclose(actions, expected, rtol=MOST_APART, atol=MOST_APART, equal_nan=True):
-        raise ValueError(
-            f"The policy in '{bundle}' is not the checkpoint's, expected its export: their first"
-            f" actions are {(actions - expected).abs().max().item():.2g} apart. Name the checkpoint"
-            " that it was exported from with --checkpoint."
-        )
-
-
 @contextmanager
 def started(
-    checkpoint: Path,
+    run: Run,
     *,
-    platform_name: str | None = None,
     task: str | None = None,
     overrides: Sequence[str] = (),
-    agent: Path | None = None,
-    trust: Sequence[str] = (),
     num_envs: int,
     seed: int = SEED,
     device: str = "cpu",
     image_size: tuple[int, int] | None = None,
 ) -> Iterator[Start]:
-    """Start a simulation of a checkpoint's task, ready for the first step of its policy.
+    """Start a simulation of a run's task, ready for the first step of its policy.
 
     Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder.
-        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None detects it.
+        run: The policy, and the platform that simulates.
         task: Registered id, or ``module:function`` for rsl_rl alone. None means the task that the
             policy was trained on.
         overrides: Presets and settings of the task as in training, in the platform's form.
-        agent: YAML file of the training's config, if none lies next to the checkpoint.
-        trust: Packages whose classes the config may name; see
-            :func:`rsl_tbptt.tools.simulate.policies.read_policy`.
         num_envs: Number of environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
@@ -226,40 +181,26 @@ def started(
         The policy and its environments.
 
     Raises:
-        ValueError: If the checkpoint cannot be read, or its task is unknown.
+        ValueError: If the task is unknown, or does not fit the policy.
     """
-    saved = read_policy(checkpoint, agent, trust)  # first: starting the simulator takes a while
-    platform = load_platform(platform_name or platform_of(checkpoint))
-    noted = _noted_env(platform, checkpoint, task)
+    noted = run.noted_env(task)
     simulation = Simulation(
-        task=task or platform.find_trained(checkpoint).task,
+        task=task or run.platform.find_trained(run.checkpoint).task,
         num_envs=num_envs,
         seed=seed,
         device=device,
-        clip_actions=saved.config.get("clip_actions"),
+        clip_actions=run.config.get("clip_actions"),
         overrides=overrides,
         image_size=image_size,
         noted=noted,
     )
-    with platform.simulated_env(simulation) as env:
+    with run.platform.simulated_env(simulation) as env:
         obs = env.get_observations()
-        policy = build_policy(saved, device, images_of(obs))
+        policy = build_policy(run, device, images_of(obs))
         _check_observations(policy, obs, simulation.task)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
-        obs = platform.restart(env, seed)
-        yield Start(platform, simulation.task, env, policy, saved.config, saved.auxiliary, obs)
-
-
-def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path | None:
-    """Return the environment's config file next to a checkpoint; None if its task differs."""
-    file = checkpoint.parent / ENV
-    if not (file.is_file() and platform.trained_in(checkpoint.parent)):
-        return None
-    try:
-        same = task is None or platform.find_trained(checkpoint).task == task
-    except (ValueError, OSError):
-        same = True  # the checkpoint's task is unknown, so the user has named it
-    return file if same else None
+        obs = run.platform.restart(env, seed)
+        yield Start(run, simulation.task, env, policy, obs)
 
 
 def _check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
@@ -387,3 +328,79 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
     # Not stats.t.interval, which is NaN where all values are equal.
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))
     return mean, mean - half, mean + half
+
+
+class EpisodeFacts:
+    """Collects how the first episodes of environments end, and their reward by terms.
+
+    Isaac Lab's and mjlab's managers provide both by name. Other environments mark the episodes that
+    ended by time in ``extras["time_outs"]``. Any environment can mark in ``extras["success"]``,
+    shape (N,), bool, which of the episodes that end with a step succeeded.
+    """
+
+    def __init__(self, env: Any) -> None:
+        """Take an environment, in rsl_rl's form."""
+        inner = getattr(env, "unwrapped", env)
+        self._terminations = getattr(inner, "termination_manager", None)
+        self._rewards = getattr(inner, "reward_manager", None)
+        is_rate = getattr(self._rewards, "_scale_by_dt", True)  # mjlab's switch
+        self._reward_seconds = inner.step_dt if self._rewards is not None and is_rate else 1.0
+        self._ends: dict[str, Any] = defaultdict(int)
+        self._sums: dict[str, Any] = defaultdict(float)
+
+    def note(self, extras: Mapping[str, Any], running: torch.Tensor, dones: torch.Tensor) -> None:
+        """Count one step of all environments.
+
+        Args:
+            extras: The environment's extras of the step.
+            running: Whether the step belongs to a first episode. Shape: (N,), bool.
+            dones: Whether the step ended an episode. Shape: (N,).
+        """
+        ended = running & (dones != 0)
+        for name, happened in self._reasons(extras).items():
+            self._ends[name] += (happened.to(ended.device).bool() & ended).sum()
+        if self._rewards is not None:
+            # Not times running: NaN of a later episode would stay.
+            rewards = torch.where(running[:, None], self._rewards._step_reward, 0.0)
+            sums = rewards.sum(0) * self._reward_seconds
+            for name, value in zip(self._rewards.active_terms, sums, strict=True):
+                self._sums[name] += value
+
+    def _reasons(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        found = {"success": extras["success"]} if "success" in extras else {}
+        if self._terminations is not None:
+            names = self._terminations.active_terms
+            return found | {f"ended_by/{n}": self._terminations.get_term(n) for n in names}
+        if "time_outs" in extras:
+            by_time = extras["time_outs"].bool()
+            return found | {"ended_by/time_out": by_time, "ended_by/termination": ~by_time}
+        return found
+
+    def summary(self, num_episodes: int) -> dict[str, Any]:
+        """Return the statistics per episode.
+
+        Args:
+            num_episodes: Number N of first episodes.
+
+        Returns:
+            JSON values: ``ended_by``, the share of episodes that ended for each reason, by name;
+            ``timed_out``, the share that ended by time; ``success_rate``; and ``reward_terms``, the
+            mean sum of each term over an episode, by name. Unknown values are left out.
+        """
+        shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
+        found: dict[str, Any] = {}
+        if "success" in shares:
+            found["success_rate"] = shares.pop("success")
+        if shares:
+            found["ended_by"] = {n.removeprefix("ended_by/"): s for n, s in shares.items()}
+            found["timed_out"] = sum(s for n, s in found["ended_by"].items() if self._is_limit(n))
+        if self._sums:
+            sums = self._sums.items()
+            found["reward_terms"] = {name: float(value) / num_episodes for name, value in sums}
+        return found
+
+    def _is_limit(self, reason: str) -> bool:
+        """Return whether a reason is a time limit."""
+        if self._terminations is None:
+            return reason == "time_out"
+        return bool(self._terminations.get_term_cfg(reason).time_out)

@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.tools.progress import Progress, track
+from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.evaluate import SEED, started
 from rsl_tbptt.tools.simulate.memory_findings import NEGLIGIBLE, SMALL
 
@@ -361,12 +361,12 @@ def gradient_steps(config: Mapping[str, Any]) -> int | None:
 
 
 def analyse(
-    checkpoint: Path, *, num_envs: int = 64, steps: int = 300, seed: int = SEED, **options: Any
+    run: Run, *, num_envs: int = 64, steps: int = 300, seed: int = SEED, **options: Any
 ) -> dict[str, Any]:
-    """Measure what the memory of a checkpoint's policy holds, in its task.
+    """Measure what the memory of a policy holds, in its task.
 
     Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        run: The policy.
         num_envs: Number of environments, at least 8.
         steps: Steps of the rollout, at least 40. No lag is longer.
         seed: Seed of the environments.
@@ -377,16 +377,16 @@ def analyse(
         ``gradient_length`` of the training, None if unknown.
 
     Raises:
-        ValueError: If the checkpoint cannot be read, its task is unknown, or see :func:`measure`.
+        ValueError: If its task is unknown, or see :func:`measure`.
     """
     _check_enough(steps, num_envs)
-    with started(checkpoint, num_envs=num_envs, seed=seed, **options) as start:
-        step_seconds = start.platform.step_seconds(start.env)
+    with started(run, num_envs=num_envs, seed=seed, **options) as start:
+        step_seconds = run.platform.step_seconds(start.env)
         recorded = record(start.env, start.policy, start.obs, steps)
     return {
-        "checkpoint": checkpoint.name,
+        "checkpoint": run.checkpoint.name,
         "task": start.task,
         "step_seconds": step_seconds,
-        "gradient_length": gradient_steps(start.config),
+        "gradient_length": gradient_steps(run.config),
         **measure(start.policy, *recorded, seed),
     }

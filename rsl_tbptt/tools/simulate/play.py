@@ -110,12 +110,15 @@ def _platform_with_robots(checkpoint: Path) -> Platform:
     return platform
 
 
-def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
+def record(
+    checkpoints: Sequence[Path], output: Path, trust: Sequence[str] = (), **options: Any
+) -> None:
     """Film policies and write one file.
 
     Args:
         checkpoints: A file of each policy, all of tasks with the same duration of a step.
         output: GIF or WebP file; an earlier video is replaced.
+        trust: See :func:`rsl_tbptt.tools.run.read_run`.
         options: ``num_envs``, the number of robots, and where they are; see
             :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
@@ -128,20 +131,22 @@ def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
     for checkpoint in checkpoints:
         _platform_with_robots(checkpoint)
     output = output_path(output, Path("video.gif"), MARK)
-    write([film(path, **options) for path in checkpoints], output)
+    write([film(path, trust, **options) for path in checkpoints], output)
 
 
 @torch.inference_mode()
-def film(checkpoint: Path, **options: Any) -> Film:
+def film(checkpoint: Path, trust: Sequence[str] = (), **options: Any) -> Film:
     """Film the first episodes of a policy; see :func:`record`."""
+    from rsl_tbptt.tools.run import read_run
     from rsl_tbptt.tools.simulate.evaluate import run_first_episodes, started
 
+    run = read_run(checkpoint, trust=trust)
     width, height = (OVERSAMPLING * pixels for pixels in SIZE)
-    with started(checkpoint, image_size=(width, height), **options) as start:
-        step_seconds = start.platform.step_seconds(start.env)
+    with started(run, image_size=(width, height), **options) as start:
+        step_seconds = run.platform.step_seconds(start.env)
         assert step_seconds is not None  # of platforms that render
         stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
-        render, images = start.platform.renderer(start.env), []
+        render, images = run.platform.renderer(start.env), []
         groups = getattr(start.policy, "obs_groups_2d", ())
 
         def watch(step: int, obs: TensorDict) -> None:

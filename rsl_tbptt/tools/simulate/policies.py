@@ -1,160 +1,30 @@
-"""Policies from checkpoints: the trained model without its runner."""
+"""Build the policy of a run: the trained model without its runner."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.tools.simulate.policy_config import last_layer, policy_config
+from rsl_tbptt.tools.run import Run
 
-require_era(MODELS_ERA, "rsl_tbptt.tools.simulate.policies")
-
-PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
-"""Checkpoint entries of a policy and its name in the agent's config, in order of preference."""
-
+MLP_WEIGHT = re.compile(r"mlp\.\d+\.weight")
 Images = Mapping[str, Sequence[int]]
 """Channels, height and width of image groups."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedPolicy:
-    """A policy as read from a checkpoint and the config next to it."""
-
-    source: str
-    """Start of error messages: the checkpoint, and the config that does not fit it."""
-    config: dict[str, Any]
-    """The agent's config."""
-    part: str
-    """The policy's name in it."""
-    state_dict: dict[str, torch.Tensor]
-    shapes: Images
-    """Shapes of the observation groups that the checkpoint records."""
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """Dtypes of the same groups."""
-    auxiliary: Mapping[str, Any] = field(default_factory=dict)
-    """Its auxiliary heads, as the checkpoint has them."""
-    robot: Mapping[str, Any] = field(default_factory=dict)
-    """Properties of the robot; see ``checkpoints/robot.py``."""
-    iteration: int | None = None
-
-
-def load_policy(
-    checkpoint: Path,
-    device: str = "cpu",
-    agent: Path | None = None,
-    images: Images | None = None,
-    trust: Sequence[str] = (),
-) -> MLPModel:
-    """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
-
-    Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder.
-        device: Device of the model.
-        agent: YAML file of the training's config, or only of the options that parameters do not
-            show.
-        images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
-            takes them from the checkpoint; a checkpoint of rsl_rl alone does not have them.
-        trust: See :func:`read_policy`.
-
-    Returns:
-        The policy in evaluation mode, with empty memory.
-
-    Raises:
-        FileNotFoundError: If the config next to the checkpoint is missing.
-        ValueError: If the checkpoint is missing or cannot be read, its policy is missing or does
-            not fit the config, or a class is not trusted.
-    """
-    saved = read_policy(checkpoint, agent, trust)
-    check_images(saved, images or {})
-    return build_policy(saved, device, images)
-
-
-def read_policy(
-    checkpoint: Path, agent: Path | None = None, trust: Sequence[str] = ()
-) -> SavedPolicy:
-    """Read a policy's parameters and config, without running code that the files contain or name.
-
-    The config is ``params/agent.yaml``, which platforms write next to the checkpoints. It is the
-    training's own, command-line overrides included. rsl_rl alone writes no such file: then the
-    config comes from the checkpoint itself, or from ``agent``.
-
-    Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder.
-        agent: YAML file of the training's config, or only of the options that parameters do not
-            show.
-        trust: Packages, in addition to rsl_rl and this one, whose classes these files may name. The
-            classes in the config of the registered task are always allowed: the user has installed
-            that task.
-
-    Returns:
-        Everything that building the policy needs. If the checkpoint is of rsl_rl alone, the sizes
-        of images are missing.
-
-    Raises:
-        FileNotFoundError: If the config next to the checkpoint is missing.
-        ValueError: If the checkpoint is missing or cannot be read, its policy is missing or does
-            not fit the config, or a class is not trusted.
-    """
-    loaded = read_checkpoint(str(checkpoint), "cpu")
-    key = next((key for key in PARTS if loaded.get(key)), None)
-    if key is None:
-        raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
-    part, state_dict = PARTS[key], loaded[key]
-    if not (isinstance(state_dict, dict) and all(map(torch.is_tensor, state_dict.values()))):
-        raise ValueError(f"{checkpoint} holds no tensors by name as {key}, expected parameters.")
-    own = loaded.get("rsl_tbptt", {})
-    robot = own.get("robot", {})
-    step_dt = robot.get("step_dt", 1.0)
-    if not (isinstance(step_dt, (int, float)) and 0 < step_dt < math.inf):
-        raise ValueError(f"step_dt is {step_dt!r} in {checkpoint}, expected seconds above 0.")
-    recorded = own.get("models", {})
-    config, source = policy_config(checkpoint, agent, part, state_dict, recorded, trust)
-    groups = recorded.get(part, {}).get("groups", {})
-    return SavedPolicy(
-        source=f"{checkpoint} does not fit {source}",
-        config=config,
-        part=part,
-        state_dict=state_dict,
-        shapes={name: group["shape"] for name, group in groups.items()},
-        dtypes={
-            name: _dtype_of(group["dtype"], name, checkpoint) for name, group in groups.items()
-        },
-        auxiliary=own.get("auxiliary", {}),
-        robot=robot,
-        iteration=loaded.get("iter"),
-    )
-
-
-def _dtype_of(name: Any, group: str, checkpoint: Path) -> torch.dtype:
-    """Return the dtype of an observation group.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    found = getattr(torch, str(name), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(
-            f"The dtype of '{group}' is {name!r} in {checkpoint}, expected one such as 'float32'."
-        )
-    return found
-
-
-def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None = None) -> MLPModel:
+def build_policy(run: Run, device: str = "cpu", images: Images | None = None) -> MLPModel:
     """Build the model without an environment: the shapes of its parameters give its sizes.
 
     Args:
-        saved: Result of :func:`read_policy`.
+        run: Result of :func:`rsl_tbptt.tools.run.read_run`.
         device: Device of the model.
         images: Sizes of the image groups. None takes them from the checkpoint.
 
@@ -164,39 +34,37 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
     Raises:
         ValueError: If config and parameters are of different models, or sizes are missing.
     """
-    shapes = {**saved.shapes, **(images or {})}
-    for name in _encoded(saved):
+    shapes = {**run.shapes, **(images or {})}
+    for name in _encoded(run):
         if name not in shapes:
             raise ValueError(
                 f"The size of the images '{name}' is missing, expected channels, height and width"
                 f" as in --image {name}=3x64x64: the checkpoint does not show it."
             )
     try:
-        policy = _build(saved, shapes)
-        policy.load_state_dict(saved.state_dict)
+        policy = _build(run, shapes)
+        policy.load_state_dict(run.state_dict)
     except Exception as error:  # a class can raise anything if the options are another's
-        raise ValueError(f"{saved.source}: {error!r}") from error
+        raise ValueError(f"{run.source}: {error!r}") from error
     return policy.to(device).eval()
 
 
-def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
+def _build(run: Run, shapes: Images) -> MLPModel:
     """Build the model with freshly initialised parameters."""
-    config, part, state_dict = saved.config, saved.part, saved.state_dict
-    model_class, options = _class_of(config[part])
+    state_dict, (model_class, options) = run.state_dict, _class_of(run.config[run.part])
+    num_actions = _num_actions(_num_outputs(state_dict), options)
     first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in state_dict else "mlp.0.weight"
     num_inputs = state_dict[first].shape[1]
-    num_actions = _num_actions(state_dict[last_layer(state_dict)].shape[0], options)
-    groups, encoded = config["obs_groups"][part], _encoded(saved)
-    names = [name for name in groups if name not in encoded]
-    shown = set(groups) <= set(shapes)
+    encoded, shown = _encoded(run), set(run.groups) <= set(shapes)
+    names = [name for name in run.groups if name not in encoded]
 
     def build(num_obs: int) -> MLPModel:
         # The model concatenates its groups without images: parameters show only their total width.
         obs = split_into_groups(names, torch.zeros(1, num_obs))
-        for name in groups if shown else encoded:
-            obs[name] = torch.zeros(1, *shapes[name], dtype=saved.dtypes.get(name))
-        arguments = copy.deepcopy(options)
-        return model_class(obs, config["obs_groups"], part, num_actions, **arguments)
+        for name in run.groups if shown else encoded:
+            obs[name] = torch.zeros(1, *shapes[name], dtype=run.dtypes.get(name))
+        groups, arguments = run.config["obs_groups"], copy.deepcopy(options)
+        return model_class(obs, groups, run.part, num_actions, **arguments)
 
     if encoded and not shown:
         blind: Any = build(len(names))
@@ -204,16 +72,15 @@ def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     return build(max(num_inputs, len(names)))
 
 
-def check_images(saved: SavedPolicy, images: Images) -> None:
+def check_images(run: Run, images: Images) -> None:
     """Check that image sizes given by a user have an effect and agree with the checkpoint.
 
     Raises:
         ValueError: If one has no effect or contradicts the checkpoint.
     """
-    groups = saved.config["obs_groups"][saved.part]
-    seen = groups if set(groups) <= {*images, *saved.shapes} else _encoded(saved)
+    seen = run.groups if {*run.groups} <= {*images, *run.shapes} else _encoded(run)
     for name, size in images.items():
-        known = saved.shapes.get(name)
+        known = run.shapes.get(name)
         if name not in seen or (known is not None and [*known] != [*size]):
             expected = [*known] if known else f"one of {seen}, the image groups that it sees"
             raise ValueError(
@@ -222,16 +89,31 @@ def check_images(saved: SavedPolicy, images: Images) -> None:
             )
 
 
-def _encoded(saved: SavedPolicy) -> list[str]:
+def _encoded(run: Run) -> list[str]:
     """Return the observation groups that have a CNN of their own."""
-    groups = saved.config["obs_groups"][saved.part]
-    return [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in saved.state_dict)]
+    encoders = {key.split(".")[1] for key in run.state_dict if key.startswith("cnns.")}
+    return [name for name in run.groups if name in encoders]
 
 
 def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the class that a config names, and a copy of its arguments, which models edit."""
     arguments = copy.deepcopy(config)
     return resolve_callable(arguments.pop("class_name")), arguments
+
+
+def _num_outputs(state_dict: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of outputs of the head.
+
+    Raises:
+        ValueError: If there is no head as in rsl_rl's models.
+    """
+    layers = [int(name.split(".")[1]) for name in state_dict if MLP_WEIGHT.fullmatch(name)]
+    if not layers:
+        raise ValueError(
+            f"The policy's parameters are {sorted(state_dict)}, expected 'mlp.0.weight' and so on"
+            " among them, as in rsl_rl's models."
+        )
+    return len(state_dict[f"mlp.{max(layers)}.weight"])
 
 
 def _num_actions(num_outputs: int, options: dict[str, Any]) -> int:

@@ -172,6 +172,12 @@ def test_bad_heads_are_refused_by_name_before_any_rollout(heads, message):
         distillation(auxiliary=heads)
 
 
+def test_looking_for_a_layer_leaves_only_its_hook_in_the_teacher():
+    teacher = distillation(auxiliary=LATENT).teacher
+    hooked = [name for name, layer in teacher.named_modules() if layer._forward_hooks]
+    assert hooked == ["mlp.0"]
+
+
 def test_a_layer_that_the_teacher_lacks_is_refused():
     with pytest.raises(ValueError, match=r"'teacher:mlp.9', expected a layer.*'mlp.0', 'mlp.1'"):
         distillation(auxiliary={"x": {"target": "teacher:mlp.9"}})
@@ -308,6 +314,27 @@ def test_ppo_continues_with_the_heads_of_a_student():
     ppo.load(through_a_file(student.save()), None, strict=True)
     assert torch.equal(heads_of(ppo), heads_of(student))
     assert "auxiliary/velocity" in train(ppo, [0])
+
+
+def rolled_out(algorithm):
+    """Fill the storage; return the algorithm."""
+    play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
+    play(algorithm, 0)
+    return algorithm
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_heads_count_in_the_memory_of_an_update(make):
+    large = {"x": {"target": "state", "hidden_dims": [600, 600]}}
+    with_heads, without = make(auxiliary=large), make()
+    for algorithm in (with_heads, without):
+        rolled_out(algorithm)
+    bytes_of_heads = 4 * heads_of(with_heads).numel()
+    before = all_of(with_heads)
+    planned = with_heads.memory_plan().peak(1) - without.memory_plan().peak(1)
+    assert planned > 4 * bytes_of_heads  # the gradient, and what undoes an update
+    for got, want in zip(all_of(with_heads), before, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_nan_in_the_target_of_a_head_with_coefficient_zero_does_not_matter():

@@ -15,8 +15,9 @@ from support.auxiliary_reference import (
     vector,
 )
 from support.inside import extension
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
 from support.tolerances import EXACT_FLOAT64
+from torch import distributed
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("float64")]
 
@@ -63,19 +64,26 @@ def draw_heads(algorithm, seed):
         parameter.data.normal_(std=0.3)
 
 
-def of_rank(first, last, cfg):
+def run_rank(rank, folder):
     torch.set_default_dtype(torch.float64)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
+    )
+    first, last = sum(SHARES[:rank]), sum(SHARES[: rank + 1])
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
     gradients = []
     for make in (filled_distillation, filled_ppo):
         algorithm = make(first, last, cfg)
-        draw_heads(algorithm, first)
+        draw_heads(algorithm, rank)
         algorithm.broadcast_parameters()
         gradients += [vector(*modules_of(algorithm)), gradient_of_update(algorithm)]
-    return gradients
+    torch.save(gradients, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
 
 
-def test_two_ranks_get_the_gradient_of_one_process():
-    results = results_of_ranks(of_rank, SHARES)
+def test_two_ranks_get_the_gradient_of_one_process(tmp_path):
+    run_ranks(run_rank, (str(tmp_path),), len(SHARES))
+    results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
     distillation, ppo = filled_distillation(0, N), filled_ppo(0, N)
     expected = []
     for algorithm in (distillation, ppo):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import make_distillation, make_model, parameters_of, roll_out
+from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.extensions.teachers import Dagger
@@ -64,6 +64,18 @@ def test_the_other_environments_execute_the_students_sample():
             assert torch.equal(got[~teacher_acts], expected[~teacher_acts])
             assert not torch.equal(got[teacher_acts], expected[teacher_acts])
             student.reset(storage.dones[step].view(-1))
+
+
+def test_environments_are_drawn_again_for_every_rollout():
+    algorithm, drawn = make(share=0.5), []
+    for seed in range(8):
+        roll_out(algorithm, seed)
+        drawn.append(teacher_envs(algorithm))
+        algorithm.update()
+    assert torch.stack(drawn).sum(1).tolist() == [5] * 8
+    assert len({tuple(envs.tolist()) for envs in drawn}) > 1
+    assert torch.stack(drawn).any(0).all()
+    assert not torch.stack(drawn).all(0).any()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +158,20 @@ def test_a_resumed_run_continues_the_schedule(tmp_path):
     assert torch.equal(parameters_of(target), parameters_of(source))
 
 
+def test_the_number_of_updates_is_plain_and_ignored_by_rsl_rl():
+    source, target = make(), make(Distillation)
+    roll_out(source, 0)
+    source.update()
+    checkpoint = source.save()
+    assert checkpoint["rsl_tbptt"]["num_updates"] == 1
+    assert set(checkpoint) - {"rsl_tbptt"} == set(target.save())
+    assert target.load(checkpoint, None, strict=True) is True
+    assert target.num_updates == 0
+    assert torch.equal(parameters_of(target), parameters_of(source))
+    assert source.load(target.save(), None, strict=True) is True
+    assert source.num_updates == 0
+
+
 def test_without_the_student_the_number_of_updates_stays():
     algorithm, source = make(), make()
     algorithm.num_updates, source.num_updates = 3, 7
@@ -156,3 +182,15 @@ def test_without_the_student_the_number_of_updates_stays():
     assert algorithm.num_updates == 3
     algorithm.load(source.save(), {"student": True}, strict=True)
     assert algorithm.num_updates == 7
+
+
+def test_acting_outside_inference_mode_gives_the_same_result():
+    results = []
+    for mode in (torch.inference_mode(), torch.enable_grad()):
+        algorithm = make(share=0.5)
+        obs = make_obs(NUM_ENVS, torch.Generator().manual_seed(0))
+        torch.manual_seed(0)
+        with mode:
+            results.append(algorithm.act(obs))
+    assert torch.equal(*results)
+    assert not results[1].requires_grad

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from rsl_rl.algorithms import Distillation
 from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
@@ -49,6 +50,11 @@ LENGTHS = (1, 2, 4, 8, 12)
 def test_gradient_norm_does_not_depend_on_gradient_length(monkeypatch):
     norms = [norm for k in LENGTHS for norm in gradient_norms(TbpttDistillation, k, monkeypatch)]
     assert norms == pytest.approx([norms[0]] * len(norms), rel=0.01)
+
+
+def test_gradient_norm_of_rsl_rl_grows_twelvefold(monkeypatch):
+    norms = [gradient_norms(Distillation, k, monkeypatch)[0] for k in LENGTHS]
+    assert norms == pytest.approx([norms[0] * k for k in LENGTHS], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,25 @@ def test_other_recurrent_models_run_step_by_step(loss_type):
             algorithm.update()
         results.append(parameters_of(algorithm))
     torch.testing.assert_close(*results, **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize(("student", "stepwise"), [("mlp", False), ("lstm", True), ("gru", False)])
+def test_mixed_precision_survives_many_iterations(student, stepwise):
+    student_model = make_model("student", student, 4, seed=1)
+    if stepwise:
+        student_model.__class__ = RecurrentElsewhere
+    teacher_model = make_model("teacher", "mlp", 4, seed=2)
+    storage = RolloutStorage("distillation", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
+    algorithm = TbpttDistillation(
+        student_model, teacher_model, storage, use_mixed_precision=True, gradient_length=3
+    )
+    losses = []
+    for _ in range(8):
+        roll_out(algorithm, 0)
+        losses.append(algorithm.update()["behavior"])
+    state = algorithm.student.get_hidden_state()
+    assert state is None or all(tensor.dtype == torch.float32 for tensor in state)
+    assert losses[-1] < losses[0]
 
 
 def test_kl_compares_with_the_teachers_own_distribution():

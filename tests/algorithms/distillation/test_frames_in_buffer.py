@@ -191,6 +191,15 @@ def test_bytes_are_those_of_the_plan_and_hold_more_sequences_of_a_slow_camera():
     assert capacities[3] > 1.4 * capacities[1]
 
 
+def test_without_a_limit_all_frames_may_be_new():
+    algorithm = make(buffer_gb=None, buffer_rollouts=2)
+    roll_out(algorithm, 0, on_step=hold_frames(3))
+    algorithm.update()
+    buffer = algorithm.experience.buffer
+    assert buffer.capacity == 2 * N
+    assert all(len(frames) == 3 * N * T for frames in buffer.rollout.obs.frames.values())
+
+
 @pytest.mark.parametrize("changing", ["camera", "depth"])
 def test_groups_that_change_at_different_rates_share_a_full_buffer(changing):
     """If either group has no room left, a sequence is dropped with the frames of both."""
@@ -242,6 +251,30 @@ def test_a_buffer_that_did_not_fit_once_is_restored(monkeypatch):
     assert "buffer" in algorithm.update()
 
 
+def test_a_run_with_frames_continues_from_its_checkpoint():
+    results = []
+    for through_checkpoint in (False, True):
+        algorithm = make(save_buffer=True, buffer_gb=3e-5)
+        for seed in range(3):
+            roll_out(algorithm, seed, on_step=hold_frames(3))
+            algorithm.update()
+        kept = algorithm.experience.buffer.state_dict()
+        if through_checkpoint:
+            resumed = make(save_buffer=True, buffer_gb=3e-5)
+            resumed.load(algorithm.save(), None, strict=True)
+            resumed.student.reset(hidden_state=algorithm.student.get_hidden_state())
+            algorithm = resumed
+        roll_out(algorithm, 3, on_step=hold_frames(3))
+        algorithm.experience.take()
+        if through_checkpoint:
+            found = algorithm.experience.buffer.state_dict()
+            assert all(map(torch.equal, found["sequences"], kept["sequences"]))
+            assert torch.equal(found["frames"]["camera"], kept["frames"]["camera"])
+        algorithm.update()
+        results.append(parameters_of(algorithm))
+    torch.testing.assert_close(*results)
+
+
 def test_a_resumed_buffer_has_the_size_that_it_was_made_with():
     """The rate of new frames decided it in the first rollout, and has changed since."""
     results, capacities = [], []
@@ -264,3 +297,17 @@ def test_a_resumed_buffer_has_the_size_that_it_was_made_with():
     larger.update()
     assert capacities == capacities[:1] * 2
     assert larger.experience.buffer.capacity > 1.5 * capacities[0]
+
+
+def test_repeated_frames_are_found_for_both_models_by_one_comparison(monkeypatch):
+    obs = TensorDict({"camera": torch.stack([camera_of(n, 3) for n in range(N)], 1)}, [T, N])
+    seen = [separate_frames(obs, ["camera"]) for _ in range(2)]
+    compared = []
+    not_equal = torch.Tensor.__ne__
+    monkeypatch.setattr(
+        torch.Tensor, "__ne__", lambda *both: compared.append(1) or not_equal(*both)
+    )
+    deduplicate_frames(*seen)
+    assert len(compared) == T - 1
+    assert torch.equal(*(each.steps["camera"] for each in seen))
+    assert len(seen[0].steps["camera"].unique()) < 0.6 * T * N

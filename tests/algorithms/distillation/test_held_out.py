@@ -13,9 +13,10 @@ from support.helpers import (
     roll_out,
 )
 from support.inside import everything
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
 from support.symmetry_reference import symmetry_cfg
 from support.tolerances import SAME_FLOAT32
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.options import DistillationOptions
@@ -131,6 +132,20 @@ def test_nothing_that_held_out_environments_see_moves_a_parameter(options, value
         assert algorithm.metrics["skipped_updates"] == 0.0
         results.append(everything(algorithm))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_no_buffer_keeps_a_held_out_environment():
+    def mark(step, obs):
+        obs["policy"][:, 0] = torch.arange(N)
+
+    algorithm = make(buffer_rollouts=2, num_mini_batches=2)
+    for seed in range(6):
+        roll_out(algorithm, seed, on_step=mark)
+        algorithm.update()
+    buffer = algorithm.experience.buffer
+    kept = buffer.rollout.obs["policy"][:, buffer.past, 0]
+    assert kept.shape == (T, 2 * len(TRAINED))
+    assert set(kept.flatten().tolist()) == {*map(float, TRAINED)}
 
 
 @pytest.mark.parametrize("options", [{}, {"tail": "drop", "gradient_length": 4}], ids=names)
@@ -285,13 +300,22 @@ def results_of(first, last, **options):
 OPTIONS = ({}, {"symmetry_cfg": symmetry_cfg(mirror_loss=False)}, {"student": "mlp"})
 
 
-def of_rank(first, last, cfg):
-    return [results_of(first, last, multi_gpu_cfg=cfg, **each) for each in OPTIONS]
+def run_rank(rank, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": 2}
+    first = rank * N // 2
+    results = [results_of(first, first + N // 2, multi_gpu_cfg=cfg, **each) for each in OPTIONS]
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
 
 
 @pytest.mark.long
-def test_two_ranks_train_and_log_as_one_process():
+def test_two_ranks_train_and_log_as_one_process(tmp_path):
+    run_ranks(run_rank, (str(tmp_path),), 2)
     expected = [results_of(0, N, **options) for options in OPTIONS]
     assert all(result.isfinite().all() for result in expected)
-    for found in results_of_ranks(of_rank, (N // 2, N // 2)):
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank{rank}.pt")
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -7,9 +7,10 @@ import pytest
 import support.helpers as helpers
 import torch
 from support.helpers import hold_frames, make_distillation, make_model, parameters_of, roll_out
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.health import limit_of
@@ -228,6 +229,21 @@ def test_invalid_weights_are_refused_before_any_rollout():
         make(imitation_weight="sucess")
 
 
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (lambda transitions: transitions.obs["nothing"], "it fails .*nothing"),
+        (lambda transitions: transitions.rewards[0], r"shape \(7, 5\); .* have shape \(5,\)"),
+        (lambda transitions: 1.0, r"shape \(7, 5\); it fails"),
+        ("state", r"imitation_weight is 'state', .* have shape \(7, 5, 7\)"),
+    ],
+)
+def test_a_weight_is_tried_out_before_the_first_step(weight, message):
+    algorithm = make(imitation_weight=weight)
+    with pytest.raises(ValueError, match=message):
+        algorithm.act(helpers.make_obs(N))
+
+
 def test_the_steps_of_an_episode_are_counted_over_rollouts():
     counted, dones, weights = [], [], []
 
@@ -426,15 +442,23 @@ def gradients_of_rank(first, last, cfg, **options):
     return algorithm.seen
 
 
-def of_rank(first, last, cfg):
+def run_rank(rank, folder):
     torch.set_default_dtype(torch.float64)
-    return [gradients_of_rank(first, last, cfg, **options) for options in RANK_CASES]
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
+    )
+    first, last = sum(SHARES[:rank]), sum(SHARES[: rank + 1])
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
+    results = [gradients_of_rank(first, last, cfg, **options) for options in RANK_CASES]
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64_here")
-def test_ranks_with_other_weights_share_one_weighted_mean():
-    by_rank = results_of_ranks(of_rank, SHARES)
+def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
+    run_ranks(run_rank, (str(tmp_path),), len(SHARES))
+    by_rank = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
     for options, *seen in zip(RANK_CASES, *by_rank, strict=True):
         student = options.get("student", "lstm")
         k2 = options.get("gradient_length", 3)

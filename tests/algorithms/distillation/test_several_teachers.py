@@ -112,6 +112,32 @@ def test_a_teacher_without_samples_is_not_logged(config):
     assert {f"behavior/{name}" for name in ALL} < set(algorithm.update())
 
 
+def rows_run(algorithm):
+    """Return a list that collects the rows of each teacher's forward passes, by name."""
+    seen = []
+    for name, model in algorithm.teacher.teachers.items():
+        model.mlp.register_forward_hook(
+            lambda module, args, output, name=name: seen.append((name, len(output)))
+        )
+    return seen
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_a_teacher_without_memory_runs_on_its_rows_where_choosing_them_is_cheap(
+    config, cheap, monkeypatch
+):
+    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: cheap)
+    algorithm = make(config)
+    seen = rows_run(algorithm)
+    obs, dones = random_rollout(0, len(config))
+    roll_out(algorithm, obs, dones)
+    for number, name in enumerate(ALL):
+        rows = [count for each, count in seen if each == name]
+        own = (obs["skill"].squeeze(-1) == number).sum(1)
+        chooses = cheap and name in MEMORYLESS
+        assert rows == (own[own > 0].tolist() if chooses else [N] * T)
+
+
 @pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign", None])
 def test_the_selector_is_a_group_or_a_function(config, selector):
     chosen = some(config, MEMORYLESS)
@@ -314,6 +340,15 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, 
         with pytest.raises(ValueError, match=message):
             start()
     assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
+
+
+def test_files_are_read_once_when_training_starts(config, monkeypatch):
+    algorithm = make(config)
+    assert not algorithm.teacher.loaded
+    assert algorithm.teacher_loaded
+    monkeypatch.setattr(teacher_group, "read_checkpoint", None)
+    assert algorithm.teacher_loaded  # learn() is called again
+    roll_out(algorithm, *random_rollout(0, len(config)))
 
 
 def test_a_checkpoint_brings_all_teachers_and_needs_no_file(config):

@@ -8,13 +8,14 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
 from support.several_teachers import (
     make,
     save_teachers,
 )
+from support.trained import load_policy
+from torch import distributed
 
-from rsl_tbptt.tools.simulate.policies import load_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -104,14 +105,22 @@ def test_ppo_imitates_several_teachers_from_the_start(tmp_path):
         ppo.learn(1)
 
 
-def start_of_rank(first, last, cfg, config):
+SHARES = (2, 3)
+
+
+def start_of_rank(rank, config, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
+    )
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
     missing = {**config, "hop": {**config["hop"], "checkpoint": "nowhere.pt"}}
-    refused = make(missing if first else config, num_envs=last - first, multi_gpu_cfg=cfg)
+    refused = make(missing if rank == 1 else config, num_envs=SHARES[rank], multi_gpu_cfg=cfg)
     message = "On rank 1: The teacher 'hop' cannot be loaded from 'nowhere.pt'"
     with pytest.raises(ValueError, match=message):
         bool(refused.teacher_loaded)
+    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_a_file_missing_in_one_process_ends_all(tmp_path):
-    results_of_ranks(start_of_rank, (2, 3), save_teachers(tmp_path))
+    run_ranks(start_of_rank, (save_teachers(tmp_path), str(tmp_path)), len(SHARES))

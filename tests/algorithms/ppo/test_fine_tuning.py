@@ -25,6 +25,7 @@ from support.helpers import (
 from support.imitation import forget
 
 from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -55,6 +56,13 @@ def test_a_student_that_becomes_the_actor_is_announced_in_one_line(capsys):
     (line,) = capsys.readouterr().out.splitlines()
     for words in ("student is the actor now", "noise: 0.3 (", "alone: 2 (", "teacher: none ("):
         assert words in line
+
+
+def test_only_the_first_of_several_processes_announces_it(capsys, monkeypatch):
+    monkeypatch.setattr(Ranks, "sum_tensor", lambda self, tensor: tensor)  # there is no other
+    cfg = {"global_rank": 1, "local_rank": 1, "world_size": 2}
+    make_ppo(TbpttPPO, 6, 4, multi_gpu_cfg=cfg).load(distilled(), None, strict=True)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
@@ -274,6 +282,27 @@ def test_a_student_that_was_continued_without_its_teacher_cannot_be_trained_with
     algorithm.load(source.save(), None, strict=True)  # may be played
     with pytest.raises(ValueError, match=r"is 0\.8 and teacher_checkpoint is None, expected"):
         roll_out_ppo(algorithm, 0)
+
+
+def test_a_teachers_state_recovers_from_a_nan_after_its_rollout():
+    algorithm = make_fine_tuned("lstm")
+
+    def poison(step, obs, rewards):
+        if step == 3:
+            obs["state"][1] = float("nan")
+
+    roll_out_ppo(algorithm, 0, done_rate=0.0, on_step=poison)
+    with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 3"):
+        algorithm.update()
+    roll_out_ppo(algorithm, 1, done_rate=0.0)
+    assert algorithm.update()["teacher_coef"] == 0.8
+
+
+def test_a_student_that_does_not_fit_does_not_change_the_teacher():
+    algorithm = make_pulled("mlp")
+    with pytest.raises(ValueError, match="actor"):
+        algorithm.load(distilled(student="gru", teacher="mlp"), None, strict=True)
+    assert "imitation" not in algorithm.save()["rsl_tbptt"]
 
 
 @pytest.mark.parametrize("cfg", [{"class_name": "HeteroscedasticGaussianDistribution"}, None])

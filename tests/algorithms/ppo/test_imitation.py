@@ -20,8 +20,9 @@ from support.ppo_reference import (
     whole_envs,
     windows,
 )
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
 from support.tolerances import EXACT_FLOAT64
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -93,6 +94,12 @@ def distance_of(algorithm, twin, seed, **how):
     means = algorithm.storage.distribution_params[0]
     distance = (means - torch.stack([mean for mean, _ in said])).square().mean()
     return pytest.approx(distance.item(), rel=1e-9)
+
+
+def test_the_reported_distance_is_the_mean_over_samples_before_the_weight(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **ONE_STEP, teacher_loss="mse")
+    expected = distance_of(algorithm, make_model("teacher", "lstm", 4, seed=7), 0)
+    assert algorithm.update()["teacher"] == expected
 
 
 def fill(value):
@@ -504,20 +511,26 @@ KINDS = [("lstm", ("lstm", "lstm")), ("cnn-gru", ("cnn-lstm", "cnn-gru"))]
 """Of the teacher, and of actor and critic."""
 
 
-def of_rank(first, last, cfg, folder):
+def run_rank(rank, shares, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
+    )
+    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [trained_on(first, last, f"{folder}/{kinds[0]}.pt", cfg, *kinds) for kinds in KINDS]
     try:
-        trained_on(first, last, f"{folder}/{'gone' if first else 'lstm'}.pt", cfg, *KINDS[0])
+        trained_on(first, last, f"{folder}/{'gone' if rank else 'lstm'}.pt", cfg, *KINDS[0])
     except ValueError as error:
-        return results, str(error)
-    return results, "not refused"
+        torch.save([results, str(error)], f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_take_the_steps_and_weights_of_one(tmp_path):
     for teacher, _ in KINDS:
         Path(teacher_file(tmp_path, teacher)).rename(tmp_path / f"{teacher}.pt")
-    of_ranks = results_of_ranks(of_rank, (2, 3), str(tmp_path))
+    run_ranks(run_rank, ([2, 3], str(tmp_path)), 2)
+    of_ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     for index, kinds in enumerate(KINDS):
         expected = trained_on(0, NUM_ENVS, str(tmp_path / f"{kinds[0]}.pt"), None, *kinds)
         first_coef, *coefs = expected[-6::2]

@@ -117,6 +117,31 @@ def test_hidden_states_are_kept_once_and_survive_the_value_call():
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_exploding_gradients_name_their_environment(models, monkeypatch):
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, non_finite="raise")
+    roll_out_ppo(algorithm, 0)
+    culprit = algorithm.storage.advantages[2, 1, 0].item()
+    surrogate = losses.clipped_surrogate
+
+    def exploding(log_prob, old_log_prob, advantages, *clips):
+        loss = surrogate(log_prob, old_log_prob, advantages, *clips)
+        return loss + torch.where(advantages == culprit, log_prob * 1e30, 0.0).square()
+
+    monkeypatch.setattr(losses, "clipped_surrogate", exploding)
+    before = ppo_parameters_of(algorithm)
+    with pytest.raises(ValueError, match=r"gradients of environments \[1\] \(what was recorded"):
+        algorithm.update()
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+
+
+def test_mixed_precision_survives_many_iterations():
+    algorithm = make_ppo(TbpttPPO, 6, 4, use_mixed_precision=True)
+    for seed in range(4):
+        roll_out_ppo(algorithm, seed)
+        assert algorithm.update()["value"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -93,6 +93,15 @@ def test_the_coefficient_follows_the_kl_of_the_last_epoch():
     assert algorithm.save()["rsl_tbptt"]["kl_coef"] == 2.0
 
 
+def test_a_nan_undoes_the_change_of_the_coefficient():
+    algorithm = make_ppo(TbpttPPO, 6, 4, **PENALTY, kl_penalty_coef=0.8, non_finite="raise")
+    roll_out_ppo(algorithm, 0)
+    algorithm.storage.returns[2, 1] = float("nan")
+    with pytest.raises(ValueError, match="returns of environments"):
+        algorithm.update()
+    assert algorithm.save()["rsl_tbptt"]["kl_coef"] == 0.8
+
+
 def test_the_coefficient_is_saved_and_loaded():
     source, target = (make_ppo(TbpttPPO, 6, 4, **PENALTY) for _ in range(2))
     rollout_with_kl(source, 1.0)

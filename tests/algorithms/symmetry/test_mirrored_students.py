@@ -100,6 +100,23 @@ def test_mirrored_deviations_stay_positive():
     assert (std > 0).all()
 
 
+def test_mirrored_robots_continue_after_an_undone_update():
+    found = []
+    for undone in (False, True):
+        algorithm = make("lstm", gradient_length=3, learning_rate=1e-30)
+        for seed in range(2):
+            roll_out(algorithm, seed)
+            if undone and seed == 1:
+                algorithm.storage.privileged_actions[2, 1] = torch.nan
+                with pytest.warns(UserWarning, match="An update met NaN"):
+                    algorithm.update()
+            else:
+                algorithm.update()
+        found.append(algorithm.mirrored.states["student"])
+    torch.testing.assert_close(*found, **EXACT_FLOAT64)
+    assert (found[0][0] != 0).any()
+
+
 def test_a_nan_in_steps_without_a_loss_skips_one_update_as_without_symmetry():
     for cfg in (None, AUGMENTS()):
         algorithm = make("lstm", gradient_length=4, tail="drop", symmetry_cfg=cfg)
@@ -117,6 +134,14 @@ def test_a_nan_in_steps_without_a_loss_skips_one_update_as_without_symmetry():
         assert skipped == [0.0, 1.0, 1.0, 1.0]
 
 
+def test_the_source_of_a_nan_is_found_in_a_divergence():
+    algorithm = make("lstm", gradient_length=2, num_micro_batches=3)
+    roll_out(algorithm, 0)
+    algorithm.optimizer.step = lambda: algorithm.student.mlp[0].weight.data.fill_(torch.nan)
+    with pytest.warns(UserWarning, match="after an optimiser step of this update: it diverged"):
+        algorithm.update()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -128,6 +153,26 @@ def test_a_nan_in_steps_without_a_loss_skips_one_update_as_without_symmetry():
 def test_what_distillation_cannot_do_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make("lstm", gradient_length=3, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_mini_batches": 2, "num_learning_epochs": 2, "buffer_rollouts": 3},
+        {"student": "cnn-lstm", "buffer_rollouts": 2, "buffer_gb": 0.0005},
+        {"imitation_weight": lambda transitions: (transitions.episode_steps > 0).float()},
+        {"loss_type": [{"loss": "huber", "actions": [0, 1]}]},
+        {"tail": "drop", "update_length": 2, "gradient_length": 4},
+        {"teacher_action_share": 0.5},
+        {"batch_teacher_labels": True},
+    ],
+)
+def test_other_options_work_with_it(options):
+    algorithm = make(**{"student": "lstm", "gradient_length": 3, **options})
+    for seed in range(4):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 0
 
 
 def mirror_of_any(env, obs, actions):

@@ -86,6 +86,21 @@ def test_the_normaliser_sees_each_sample_once():
     assert algorithm.actor.obs_normalizer.count == 2 * 6 * 8
 
 
+def test_a_nan_undoes_the_update():
+    algorithm = make_symmetric(non_finite="raise")
+    before = ppo_parameters_of(algorithm)
+    algorithm.storage.rewards[2, 3] = algorithm.storage.returns[2, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
+        algorithm.update()
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+
+
+def make_symmetric(**options):
+    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)
+    roll_out_ppo(algorithm, 0)
+    return algorithm
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -108,6 +123,26 @@ def test_options_without_mirrored_targets_are_refused_by_name(options, message):
 def test_a_wrong_config_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         make_ppo(TbpttPPO, 6, 8, "lstm", "mlp", symmetry_cfg=symmetry_cfg() | change)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_micro_batches": 2},
+        {"policy_loss": "kl_penalty", "schedule": "fixed"},
+        {"loss_reduction": "episode_mean", "dual_clip_param": 3.0},
+        {"minibatch_unit": "window", "gradient_length": 2, "burn_in_length": 1},
+        {"use_mixed_precision": True},
+        {"memory_budget_gb": 0.1, "num_mini_batches": 2},
+    ],
+)
+def test_other_options_work_with_it(options):
+    algorithm = make_ppo(TbpttPPO, 6, 8, "lstm", "gru", symmetry_cfg=symmetry_cfg(), **options)
+    for seed in range(2):
+        roll_out_ppo(algorithm, seed)
+        metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 0
+    assert metrics["symmetry"] > 0
 
 
 def test_the_plan_of_memory_counts_mirrored_robots():

@@ -10,9 +10,10 @@ from support.helpers import (
     parameters_of,
     ppo_parameters_of,
 )
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
 from support.symmetry_reference import symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
+from torch import distributed
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, optimizers
@@ -131,11 +132,18 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
     return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([rnd_loss])))
 
 
-def of_rank(first, last, cfg):
+def run_rank(rank, shares, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
+    )
+    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
     optimizers._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
     results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
-    return results, results_alone(first, last)
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
+    distributed.destroy_process_group()
 
 
 def results_alone(first, last):
@@ -146,13 +154,16 @@ def results_alone(first, last):
 
 
 @pytest.fixture(scope="module", params=[[3, 3], [2, 4]], ids=str)
-def ranks(request):
-    """Return the environments of each rank, and what the ranks return."""
-    return request.param, results_of_ranks(of_rank, request.param)
+def ranks(request, tmp_path_factory):
+    """Return the environments of each rank, and the folder with what the ranks left."""
+    shares, folder = request.param, tmp_path_factory.mktemp("ranks")
+    run_ranks(run_rank, (shares, str(folder)), len(shares))
+    return shares, folder
 
 
 def test_ranks_leave_the_parameters_of_one_process(ranks):
-    results = [together for together, _ in ranks[1]]
+    shares, folder = ranks
+    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(len(shares))]
     expected = [updated_parameters(0, NUM_ENVS, **options) for options in OPTIONS]
     expected += [updated_ppo_parameters(0, NUM_ENVS, **options) for options in PPO_OPTIONS]
     for want, *by_rank in zip(expected, *results, strict=True):
@@ -161,8 +172,8 @@ def test_ranks_leave_the_parameters_of_one_process(ranks):
 
 
 def test_runs_that_only_share_a_process_group_stay_separate(ranks):
-    shares, results = ranks
-    for rank, (_, alone) in enumerate(results):
+    shares, folder = ranks
+    for rank in range(len(shares)):
         expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))
-        for parameters, want in zip(alone, expected, strict=True):
+        for parameters, want in zip(torch.load(folder / f"alone{rank}.pt"), expected, strict=True):
             assert torch.equal(parameters, want)

@@ -1,5 +1,6 @@
 """NaN on one rank skips the update on all; a rank that fails ends the others, all unchanged."""
 
+import datetime
 import warnings
 
 import pytest
@@ -12,13 +13,16 @@ from support.helpers import (
     roll_out,
     roll_out_ppo,
 )
-from support.rank_processes import results_of_ranks
+from support.rank_processes import run_ranks
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 pytestmark = pytest.mark.slow
 
-FAILING = 1
+WORLD_SIZE, FAILING = 2, 1
+SECONDS = 60.0
+"""Timeout of an exchange: a hang then fails the test."""
 
 
 def distilled(cfg, failing):
@@ -65,8 +69,16 @@ CASES = {
 }
 
 
-def of_rank(rank, _, cfg):
+def run_rank(rank, folder):
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=datetime.timedelta(seconds=SECONDS),
+    )
     warnings.filterwarnings("ignore", message="Time-outs are bootstrapped")
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": WORLD_SIZE}
     results = {}
     for name, case in CASES.items():
         algorithm, read = case(cfg, rank == FAILING)
@@ -79,12 +91,15 @@ def of_rank(rank, _, cfg):
             except Exception as error:
                 end = f"{type(error).__name__}: {error}"
         results[name] = (end, torch.equal(read(algorithm), before), algorithm.storage.step)
-    return results
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def ends():
-    return results_of_ranks(of_rank, (1, 1))
+def ends(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(run_rank, (str(folder),), WORLD_SIZE)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(WORLD_SIZE)]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.modules import EmpiricalNormalization
 from support.helpers import (
     make_distillation,
     make_ppo,
@@ -142,3 +143,27 @@ def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype)
             algorithm.optimizer.step()
         stepped.append(ppo_parameters_of(algorithm))
     assert torch.equal(*stepped)
+
+
+@pytest.mark.parametrize("kind", ["distillation", "ppo"])
+def test_normalisers_keep_the_addresses_of_their_buffers(kind):
+    normalized = {"obs_normalization": True}
+    if kind == "distillation":
+        algorithm = make_distillation(
+            TbpttDistillation, 6, 4, gradient_length=3, student_kwargs=normalized
+        )
+        roll_out(algorithm, 0)
+        normalizer = algorithm.student.obs_normalizer
+    else:
+        algorithm = make_ppo(TbpttPPO, 6, 4, actor_kwargs=normalized)
+        roll_out_ppo(algorithm, 0)
+        normalizer = algorithm.actor.obs_normalizer
+    assert isinstance(normalizer, EmpiricalNormalization)
+    before = {name: (buffer, buffer.clone()) for name, buffer in normalizer.named_buffers()}
+    algorithm.update()
+    after = dict(normalizer.named_buffers())
+    assert after.keys() == before.keys()
+    for name, (buffer, value) in before.items():
+        assert after[name] is buffer
+        assert not torch.equal(buffer, value)
+    assert torch.equal(after["_std"], after["_var"].sqrt())

@@ -118,3 +118,26 @@ def test_cudas_own_error_counts_and_other_errors_do_not():
     assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
     assert not is_out_of_memory(ValueError("CUDA error: out of memory"))
+
+
+@pytest.mark.filterwarnings("ignore:The update ran out of memory")
+def test_the_graph_of_the_failed_pass_is_freed_before_the_next_one(monkeypatch):
+    """rsl_rl's distribution keeps its last mean, and with it the graph behind that."""
+    algorithm, _ = make_filled("ppo", num_mini_batches=1)
+    rollback, kept = algorithm.transaction._rollback, []
+    keep = rollback.keep
+
+    def watched():
+        kept.append(algorithm.actor.output_mean.requires_grad)
+        keep()
+
+    def fails_once(gradient):
+        if len(kept) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return gradient
+
+    monkeypatch.setattr(rollback, "keep", watched)
+    algorithm.actor.mlp[0].weight.register_hook(fails_once)
+    algorithm.update()
+    assert kept == [False, False]
+    assert (algorithm.actor.output_std > 0).all()  # rsl_rl's logger reads it

@@ -22,6 +22,7 @@ from support.fine_tuning import make_fine_tuned
 from support.helpers import (
     ACTION_DIM,
     MEMORIES,
+    absolute_error,
     make_distillation,
     make_model,
     make_obs,
@@ -42,8 +43,12 @@ from rsl_tbptt.algorithms import (
     TbpttPPO,
     actor_critic,
     algorithm,
+    distillation,
     optimizers,
+    ppo,
 )
+from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.policy_losses import PolicyLoss
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.recording import Recorder
 
@@ -243,21 +248,35 @@ PPO_CASES = {
     "kl-penalty": reinforcing(**PENALTY, learning_rate=1e-2),
     "fixed-rate": reinforcing(schedule="fixed"),
     "no-clipping": reinforcing(max_grad_norm=None, use_clipped_value_loss=False),
+    "negative-entropy": reinforcing(entropy_coef=-0.02, value_loss_coef=0.5),
     "advantages-per-mini-batch": reinforcing(normalize_advantage_per_mini_batch=True),
     "episode-mean": reinforcing(loss_reduction="episode_mean", gradient_length=2),
     "windows-of-envs": reinforcing(gradient_length=2),
+    "windows-with-a-shorter-one": reinforcing(gradient_length=4),
+    "in-order": reinforcing(shuffle_envs=False),
     "single-windows": reinforcing(**WINDOWS),
     "burn-in": reinforcing(**WINDOWS, burn_in_length=3),
+    "burn-in-episode-mean": reinforcing(**WINDOWS, burn_in_length=1, loss_reduction="episode_mean"),
     "micro-batches": reinforcing(num_micro_batches=2, gradient_length=2),
     "mixed-precision": reinforcing(use_mixed_precision=True, gradient_length=2),
     "sgd": reinforcing(optimizer="sgd", learning_rate=1e-2),
+    "adamw": reinforcing(optimizer="adamw"),
     "single-steps": reinforcing("mlp", "mlp"),
+    "single-steps-episode-mean": reinforcing("mlp", "mlp", loss_reduction="episode_mean"),
     "mlp-critic": reinforcing("lstm", "mlp", gradient_length=2),
     **{kind: reinforcing(kind, kind, gradient_length=2) for kind in MEMORIES},
     "two-layers": reinforcing(actor_kwargs={"rnn_num_layers": 2}),
     "obs-normalization": reinforcing(actor_kwargs=NORMALIZED),
+    "obs-normalization-single-steps": reinforcing("mlp", "mlp", actor_kwargs=NORMALIZED),
+    "teacher-linear": imitating(teacher_updates=3, changes="teacher_coef"),
     "teacher-linear-end": imitating(
         teacher_updates=3, teacher_coef_end=0.1, changes="teacher_coef"
+    ),
+    "teacher-exponential": imitating(
+        teacher_updates=3,
+        teacher_coef_end=0.05,
+        teacher_schedule="exponential",
+        changes="teacher_coef",
     ),
     "teacher-return": imitating(
         teacher_schedule="return",
@@ -269,6 +288,7 @@ PPO_CASES = {
     "teacher-mse": imitating(teacher_loss="mse", teacher="mlp"),
     "teacher-nll": imitating(teacher_loss="nll", gradient_length=2),
     "heads": reinforcing(auxiliary=HEADS, gradient_length=3),
+    "heads-single-steps": reinforcing("mlp", "mlp", auxiliary=HEADS),
     "augmentation": reinforcing(symmetry_cfg=symmetry_cfg(mirror_loss=False)),
     "mirror-loss": reinforcing(symmetry_cfg=symmetry_cfg(augmentation=False), gradient_length=2),
     "symmetry-two-images": reinforcing(symmetry_cfg=symmetry_cfg(num_images=2), **WINDOWS),
@@ -277,21 +297,27 @@ PPO_CASES = {
     "rnd-normalized": reinforcing(
         rnd={"state_normalization": True, "reward_normalization": True}, gradient_length=2
     ),
+    "rnd-single-steps": reinforcing("mlp", "mlp", rnd={"state_normalization": True}),
     "rate-set-by-you": reinforcing(
         schedule="fixed", before=between((2, "learning_rate", 5e-3), (4, "learning_rate", 2e-3))
     ),
-    "changed-losses": reinforcing(
-        before=between(
-            *((3, name, 0.5) for name in ("entropy_coef", "gamma", "lam")),
-            *((3, name, 0.01) for name in ("clip_param", "max_grad_norm")),
-            (3, "clip_param_high", 0.5),
-            (3, "dual_clip_param", 1.1),
-            (3, "num_learning_epochs", 3),
-            (3, "value_loss_coef", 0.1),
-        )
-    ),
-    "changed-desired_kl": reinforcing(before=between((3, "desired_kl", 1e-4))),
-    "changed-schedule": reinforcing(before=between((3, "schedule", "fixed"))),
+    "adaptive-rate-set-by-you": reinforcing(before=between((3, "learning_rate", 5e-3))),
+    **{
+        f"changed-{name}": reinforcing(before=between((3, name, value)))
+        for name, value in {
+            "clip_param": 0.01,
+            "clip_param_high": 0.5,
+            "desired_kl": 1e-4,
+            "dual_clip_param": 1.1,
+            "entropy_coef": 0.5,
+            "gamma": 0.5,
+            "lam": 0.5,
+            "max_grad_norm": 0.01,
+            "num_learning_epochs": 3,
+            "schedule": "fixed",
+            "value_loss_coef": 0.1,
+        }.items()
+    },
     "changed-use_clipped_value_loss": reinforcing(
         before=between((3, "use_clipped_value_loss", False)), clip_param=0.001
     ),
@@ -315,22 +341,30 @@ PPO_CASES = {
 
 DISTILLATION_CASES = {
     "defaults": distilling(),
-    **{f"loss-{loss}": distilling(loss_type=loss) for loss in ("huber", "kl", "nll")},
+    "all-train": distilling(held_out_envs=0),
+    **{f"loss-{loss}": distilling(loss_type=loss) for loss in ("mse", "huber", "kl", "nll", "bce")},
     "loss-slices": distilling(loss_type=SLICES),
+    "loss-of-your-own": distilling(loss_type=absolute_error),
     "buffer": distilling(**BUFFER),
+    "buffer-double-share": distilling(**BUFFER, buffer_share=2.0),
+    "buffer-of-an-mlp": distilling(**BUFFER, student="mlp"),
     "one-mini-batch": distilling(num_mini_batches=1, num_learning_epochs=1, least_replays=2),
     "k1-longer": distilling(gradient_length=2, update_length=4),
     "k1-shorter": distilling(gradient_length=4, update_length=2),
     "tail-dropped": distilling(gradient_length=4, tail="drop"),
+    "sum": distilling(loss_reduction="sum", max_grad_norm=None),
     "micro-batches": distilling(num_micro_batches=2),
     "mixed-precision": distilling(use_mixed_precision=True, **BUFFER),
     "sgd": distilling(optimizer="sgd", learning_rate=1e-2),
+    "adamw": distilling(optimizer="adamw"),
     **{kind: distilling(student=kind) for kind in ("mlp", *MEMORIES)},
     "two-layers": distilling(student_kwargs={"rnn_num_layers": 2}),
     "obs-normalization": distilling(student_kwargs=NORMALIZED, **BUFFER),
+    "weights": distilling(imitation_weight=weigh),
     "weights-buffer": distilling(imitation_weight=weigh, **BUFFER, loss_type=SLICES),
     "augmentation": distilling(symmetry_cfg=symmetry_cfg(mirror_loss=False)),
     "augmentation-buffer": distilling(symmetry_cfg=symmetry_cfg(mirror_loss=False), **BUFFER),
+    "average": distilling(weight_average=True),
     "average-buffer-heads": distilling(weight_average=True, **BUFFER, auxiliary=HEADS),
     "loaded-average": distilling(weight_average=True, before=loading(), student_kwargs=NORMALIZED),
     "heads": distilling(auxiliary=HEADS),
@@ -338,6 +372,9 @@ DISTILLATION_CASES = {
     "heads-of-teacher-layers": distilling(auxiliary={"latent": {"target": "teacher:mlp.0"}}),
     "recurrent-teacher": distilling(teacher="lstm"),
     "labels-in-batches": distilling(batch_teacher_labels=True, loss_type="kl"),
+    "heads-of-teacher-layers-in-batches": distilling(
+        batch_teacher_labels=True, auxiliary={"latent": {"target": "teacher:mlp.0"}}
+    ),
     "dagger": distilling(teacher_action_share=0.5, teacher_action_updates=3),
     "falling-rate": distilling(learning_rate_updates=4),
     "rate-set-by-you": distilling(
@@ -346,6 +383,7 @@ DISTILLATION_CASES = {
     "changed-max_grad_norm": distilling(before=between((3, "max_grad_norm", 0.01))),
     "loaded": distilling(before=loading(), student_kwargs=NORMALIZED),
     "loaded-buffer": distilling(before=loading(), save_buffer=True, **BUFFER, least_replays=4),
+    "loaded-student-alone": distilling(before=loading({"student": True}), **BUFFER),
     "loaded-heads": distilling(before=loading(), auxiliary=HEADS),
 }
 
@@ -567,6 +605,52 @@ def test_a_tensor_that_moves_is_seen(monkeypatch, unfollowed, moves):
     assert recorded.num_replays < train(reinforcing(), records=True).num_replays
     unfollowed()
     assert not are_equal(*both(case))
+
+
+@pytest.mark.parametrize("name", ["kl-penalty", "teacher-linear-end"])
+def test_a_coefficient_that_is_a_number_is_seen(monkeypatch, name):
+    def begin_update(loss, teacher_coef):
+        loss._kl_coef, loss._teacher_coef = loss.kl_coef, teacher_coef
+
+    monkeypatch.setattr(PolicyLoss, "begin_update", begin_update)
+    assert not are_equal(*both(PPO_CASES[name]))
+
+
+@pytest.mark.parametrize(
+    ("module", "case"),
+    [
+        (ppo, PPO_CASES["rate-set-by-you"]),
+        (distillation, DISTILLATION_CASES["rate-set-by-you"]),
+        (distillation, DISTILLATION_CASES["falling-rate"]),
+    ],
+)
+def test_a_rate_that_is_a_number_is_seen(monkeypatch, module, case):
+    monkeypatch.setattr(module, "step_at", lambda optimizer, rate: optimizer.step())
+    assert not are_equal(*both(case))
+
+
+def test_gradients_dropped_outside_of_steps_are_seen(monkeypatch):
+    """A recorded step adds to the gradients of its recording, wherever ``.grad`` points."""
+    monkeypatch.setattr(Algorithm, "_zero_grad", lambda self: None)
+    dropping = reinforcing(before=lambda trained, update: trained.optimizer.zero_grad())
+    assert not are_equal(*both(dropping))
+
+
+def test_health_of_another_step_is_seen(monkeypatch):
+    """Whether to measure is no part of the recording's form here."""
+    call, step = Recorder.__call__, TbpttPPO.step
+
+    def called(recorder, function, *tensors, first=False, **fixed):
+        if hasattr(function, "__self__"):
+            function.__self__.measures = first
+        return call(recorder, function, *tensors, **fixed)
+
+    def stepping(trained, *args, **fixed):
+        return step(trained, *args, first=trained.measures, **fixed)
+
+    monkeypatch.setattr(Recorder, "__call__", called)
+    monkeypatch.setattr(TbpttPPO, "step", stepping)
+    assert not are_equal(*both(reinforcing()))
 
 
 def test_autocast_around_an_update(monkeypatch):

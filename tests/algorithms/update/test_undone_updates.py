@@ -123,6 +123,27 @@ def test_too_many_in_a_row_end_the_training_and_change_nothing(trained):
     assert algorithm.update() == {"skipped_updates": 6.0}
 
 
+def test_an_interrupted_update_leaves_no_trace(trained, monkeypatch):
+    algorithm = trained(num_learning_epochs=2)
+    before = everything(algorithm)
+    fill(algorithm, 1)
+    step, steps = algorithm.conclude, []
+
+    def interrupted(*args, **fixed):
+        steps.append(step(*args, **fixed))
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return steps[-1]
+
+    monkeypatch.setattr(algorithm, "conclude", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.update()
+    assert_same(everything(algorithm), before)
+    monkeypatch.undo()
+    fill(algorithm, 2)
+    assert algorithm.update()["skipped_updates"] == 0.0
+
+
 def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
     algorithm = trained()
 
@@ -314,6 +335,26 @@ def test_each_of_several_teachers_keeps_its_own_state():
     assert torch.equal(after[0][:, :2], before[0][:, :2])
 
 
+def test_a_failure_after_the_optimiser_steps_undoes_them_too(monkeypatch):
+    algorithm = distilling(num_mini_batches=3, buffer_rollouts=2)
+    fill(algorithm, 0)
+    algorithm.update()
+    fill(algorithm, 1)
+    before = everything(algorithm)
+
+    def failing(*args):
+        raise ArithmeticError("no memory left")
+
+    monkeypatch.setattr(algorithm, "_advance", failing)
+    with pytest.raises(ArithmeticError, match="no memory left"):
+        algorithm.update()
+    monkeypatch.undo()
+    assert algorithm.storage.step == 0
+    assert_same(everything(algorithm), before)
+    fill(algorithm, 2)
+    assert "behavior" in algorithm.update()
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
 @pytest.mark.parametrize("updates_before", [0, 1])
 def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
@@ -440,6 +481,34 @@ def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
         algorithm.update()
     assert len(calls) == 2 * 3  # three windows each in the update and in the search
     assert not any(v.requires_grad for v in algorithm.storage.observations.values())
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+@pytest.mark.parametrize("kind", ["distillation", "ppo"])
+def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
+    if kind == "ppo":
+        algorithm = make_ppo(TbpttPPO, T, 16, num_mini_batches=4, num_micro_batches=2)
+        model, replay, roll = algorithm.actor, algorithm.gradient.actor, roll_out_ppo
+    else:
+        options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
+        algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
+        model, replay, roll = algorithm.student, algorithm._student.replay, roll_out
+    sizes, split = [], replay.sizes
+
+    def watched(num_envs, num_micro_batches):
+        sizes.append(num_envs / num_micro_batches)
+        return split(num_envs, num_micro_batches)
+
+    monkeypatch.setattr(replay, "sizes", watched)
+    for seed in range(2):
+        roll(algorithm, seed)
+        algorithm.update()
+    largest = max(sizes)
+    model.mlp[0].weight.register_hook(lambda gradient: gradient * NAN)
+    sizes.clear()
+    roll(algorithm, 2)
+    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert max(sizes) <= largest
 
 
 def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypatch):

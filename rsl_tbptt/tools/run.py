@@ -1,43 +1,156 @@
-"""Find the config that a checkpoint's policy is built from, and check the classes it names.
+"""Read what a training left of its policy: checkpoint, config and platform, each once.
 
-Checkpoints of this package describe their models; this comes first. Then comes
-``params/agent.yaml``, which platforms write next to them, or a file of the user's. The shapes of
-the parameters show most of the rest.
+The config is the checkpoint's own description of its model if it has one, otherwise a file of the
+user's, or ``params/agent.yaml``, which platforms write next to the checkpoints. Reading runs no
+code of these files: a class may only be one of rsl_rl, of this package or of a package that the
+user trusts.
 """
 
 from __future__ import annotations
 
-import inspect
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rsl_tbptt.checkpoints.describing import agent_config
+from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.core.scan import CELLS
-from rsl_tbptt.files import AGENT, read_config
-from rsl_tbptt.tools.platforms import load_platform, platform_of
+from rsl_tbptt.files import AGENT, ENV, read_config
+from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of
 from rsl_tbptt.tools.platforms.noted import PACKAGES, is_dotted, is_within
 
-require_era(MODELS_ERA, "rsl_tbptt.tools.simulate.policy_config")
+require_era(MODELS_ERA, "rsl_tbptt.tools.run")
 
 from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 
+PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
+"""Checkpoint entries of a policy and its name in the agent's config, in order of preference."""
 ITSELF = "its own description of its model"
 RSL_RL_NAMES = {"CELU": "crelu", "LeakyReLU": "lrelu", "SiLU": "swish"}
 """rsl_rl's names of activations that are not torch's in lower case."""
 
 
-def policy_config(
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained policy, as read from its checkpoint and the files next to it."""
+
+    checkpoint: Path
+    platform: Platform
+    source: str
+    """Start of error messages: the checkpoint, and the config that does not fit it."""
+    config: dict[str, Any]
+    """The agent's config."""
+    part: str
+    """The policy's name in it."""
+    state_dict: dict[str, torch.Tensor]
+    shapes: Mapping[str, Sequence[int]]
+    """Shapes of the observation groups that the checkpoint records."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Dtypes of the same groups."""
+    auxiliary: Mapping[str, Any] = field(default_factory=dict)
+    """Its auxiliary heads, as the checkpoint has them."""
+    robot: Mapping[str, Any] = field(default_factory=dict)
+    """Properties of the robot; see ``checkpoints/robot.py``."""
+    iteration: int | None = None
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the observation groups that the policy sees."""
+        return self.config["obs_groups"][self.part]
+
+    def noted_env(self, task: str | None) -> Path | None:
+        """Return the environment's config file next to the checkpoint; None if its task differs."""
+        file = self.checkpoint.parent / ENV
+        if not (file.is_file() and self.platform.trained_in(self.checkpoint.parent)):
+            return None
+        try:
+            same = task is None or self.platform.find_trained(self.checkpoint).task == task
+        except (ValueError, OSError):
+            same = True  # the checkpoint's task is unknown, so the user has named it
+        return file if same else None
+
+
+def read_run(
+    checkpoint: Path,
+    platform_name: str | None = None,
+    agent: Path | None = None,
+    trust: Sequence[str] = (),
+) -> Run:
+    """Read a policy's parameters and config, without running code that the files contain or name.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None detects it.
+        agent: YAML file of the training's config, if none lies next to the checkpoint.
+        trust: Packages, in addition to rsl_rl and this one, whose classes these files may name. The
+            classes in the config of the registered task are always allowed: the user has installed
+            that task.
+
+    Returns:
+        Everything that building the policy needs. If the checkpoint is of rsl_rl alone, the sizes
+        of images are missing.
+
+    Raises:
+        FileNotFoundError: If the config next to the checkpoint is missing.
+        ValueError: If the checkpoint is missing or cannot be read, its policy is missing, the
+            config is of another policy or names a class that is not trusted.
+    """
+    platform = load_platform(platform_name or platform_of(checkpoint))
+    loaded = read_checkpoint(str(checkpoint), "cpu")
+    key = next((key for key in PARTS if loaded.get(key)), None)
+    if key is None:
+        raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
+    part, state_dict = PARTS[key], loaded[key]
+    if not (isinstance(state_dict, dict) and all(map(torch.is_tensor, state_dict.values()))):
+        raise ValueError(f"{checkpoint} holds no tensors by name as {key}, expected parameters.")
+    own = loaded.get("rsl_tbptt", {})
+    robot = own.get("robot", {})
+    step_dt = robot.get("step_dt", 1.0)
+    if not (isinstance(step_dt, (int, float)) and 0 < step_dt < math.inf):
+        raise ValueError(f"step_dt is {step_dt!r} in {checkpoint}, expected seconds above 0.")
+    recorded = own.get("models", {})
+    config, source = _policy_config(checkpoint, agent, part, recorded, trust)
+    groups = recorded.get(part, {}).get("groups", {})
+    return Run(
+        checkpoint=checkpoint,
+        platform=platform,
+        source=f"{checkpoint} does not fit {source}",
+        config=config,
+        part=part,
+        state_dict=state_dict,
+        shapes={name: group["shape"] for name, group in groups.items()},
+        dtypes={n: _dtype_of(group["dtype"], n, checkpoint) for n, group in groups.items()},
+        auxiliary=own.get("auxiliary", {}),
+        robot=robot,
+        iteration=loaded.get("iter"),
+    )
+
+
+def _dtype_of(name: Any, group: str, checkpoint: Path) -> torch.dtype:
+    """Return the dtype of an observation group.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = getattr(torch, str(name), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(
+            f"The dtype of '{group}' is {name!r} in {checkpoint}, expected one such as 'float32'."
+        )
+    return found
+
+
+def _policy_config(
     checkpoint: Path,
     agent: Path | None,
     part: str,
-    state_dict: Mapping[str, torch.Tensor],
     recorded: Mapping[str, Any],
     trust: Sequence[str],
 ) -> tuple[dict[str, Any], str]:
@@ -47,13 +160,12 @@ def policy_config(
         checkpoint: The policy's file.
         agent: YAML file that the user names instead of the one next to the checkpoint.
         part: The policy's name in the config, "student" or "actor".
-        state_dict: Its parameters, whose shapes show its layers.
         recorded: Descriptions by model that the checkpoint holds; see
             :func:`rsl_tbptt.checkpoints.describing.describe`.
         trust: Packages whose classes the files may name.
 
     Raises:
-        FileNotFoundError: If no file has the options that parameters do not show.
+        FileNotFoundError: If there is no config.
         ValueError: If the config is of another policy, incomplete, or names a class that is not
             trusted.
     """
@@ -70,15 +182,23 @@ def policy_config(
     if "arguments" in recorded.get(part, {}) and own["obs_groups"][part]:
         _check_classes(own[part], part, checkpoint, trust)
         return {**given, **own}, ITSELF
-    # A platform writes all options; a user's file may have only those that parameters do not show.
-    is_whole = agent is None and part in given and part in given.get("obs_groups", {})
-    shown = {} if is_whole else _shown_by(state_dict)
-    model = {**shown, **own.get(part, {}), **given.get(part, {})}
+    groups = {**own.get("obs_groups", {}), **given.get("obs_groups", {})}
+    for name, section in ((part, given), (f"obs_groups.{part}", groups)):
+        if part not in section:
+            raise ValueError(
+                f"{name} is missing in {source}, expected the training's: name a YAML file of its"
+                " whole config as --agent FILE."
+            )
+    model = {**own.get(part, {}), **given[part]}
     _check_classes(model, part, checkpoint, trust)
-    if not is_whole:
-        _check_complete(model, part)
-    groups = {part: ["obs"], **own.get("obs_groups", {}), **given.get("obs_groups", {})}
-    return {**given, "obs_groups": groups, part: _set_fields(model)}, source
+    # mjlab's class has the fields of every model.
+    is_rnn = model.get("rnn_type", "lstm") is not None
+    model = {
+        name: value
+        for name, value in model.items()
+        if value is not None and (is_rnn or not name.startswith("rnn_"))
+    }
+    return {**given, "obs_groups": groups, part: model}, source
 
 
 def _recorded_config(models: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,96 +269,6 @@ def _compared(key: str, value: Any) -> Any:
     if key == "activation":
         return str(value).lower()
     return [_compared("", each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return the part of a model's config that its parameters show."""
-    last = int(last_layer(state_dict).split(".")[1])
-    hidden = [state_dict.get(f"mlp.{layer}.weight") for layer in range(last)]
-    shown: dict[str, Any] = {
-        "class_name": "MLPModel",
-        "hidden_dims": [weight.shape[0] for weight in hidden if weight is not None],
-        "obs_normalization": any(name.startswith("obs_normalizer.") for name in state_dict),
-    }
-    weight_hh = state_dict.get("rnn.rnn.weight_hh_l0")
-    if weight_hh is not None:
-        cell = _cell_shown_by(state_dict["rnn.rnn.weight_ih_l0"], weight_hh)
-        shown |= {
-            "class_name": "RNNModel"
-            if cell in ("LSTM", "GRU")
-            else "rsl_tbptt.models:RecurrentModel",
-            "rnn_type": cell.lower(),
-            "rnn_hidden_dim": weight_hh.shape[1],
-            "rnn_num_layers": sum(name.startswith("rnn.rnn.weight_hh_l") for name in state_dict),
-        }
-    for name, std_type in (("std_param", "scalar"), ("log_std_param", "log")):
-        if f"distribution.{name}" in state_dict:
-            gaussian = {"class_name": "GaussianDistribution", "std_type": std_type}
-            shown["distribution_cfg"] = gaussian
-    return shown
-
-
-def _cell_shown_by(weight_ih: torch.Tensor, weight_hh: torch.Tensor) -> str:
-    """Return the first cell whose weights have as many rows for each hidden unit.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    rows = [len(weight) // weight_hh.shape[1] for weight in (weight_ih, weight_hh)]
-    for name, make in CELLS.items():
-        if rows == [len(weight) for weight in make(1, 1, device="meta").all_weights[0][:2]]:
-            return name
-    raise ValueError(
-        f"The recurrent weights have {rows} rows for each hidden unit, expected those of a cell in"
-        f" {[*CELLS]}: register your own in the module of your model's class."
-    )
-
-
-def last_layer(state_dict: Mapping[str, torch.Tensor]) -> str:
-    """Name the weight of the head's last layer, shape (outputs, inputs).
-
-    Raises:
-        ValueError: If there is no head as in rsl_rl's models.
-    """
-    layers = [name for name in state_dict if re.fullmatch(r"mlp\.\d+\.weight", name)]
-    if not layers:
-        raise ValueError(
-            f"The policy's parameters are {sorted(state_dict)}, expected 'mlp.0.weight' and so on"
-            " among them, as in rsl_rl's models."
-        )
-    return max(layers, key=lambda name: int(name.split(".")[1]))
-
-
-def _check_complete(model_cfg: Mapping[str, Any], part: str) -> None:
-    """Check that no option of a model falls back to a default that training may have overridden.
-
-    The parameters show all options of rsl_rl's classes except two.
-
-    Raises:
-        ValueError: If one does.
-    """
-    missing = [name for name in ("activation", "distribution_cfg") if name not in model_cfg]
-    model_class: Any = resolve_callable(model_cfg["class_name"])
-    for kind in getattr(model_class, "__mro__", ()):
-        if "__init__" in vars(kind) and not is_within(f"{kind.__module__}.", ("rsl_rl", "torch")):
-            parameters = inspect.signature(kind.__init__).parameters.values()
-            optional = [each.name for each in parameters if each.default is not each.empty]
-            missing += [name for name in optional if model_cfg.get(name) is None]
-    if missing:
-        raise ValueError(
-            f"{part}.{missing[0]} is missing, expected the training's: neither the checkpoint nor"
-            " its parameters show it. Write it into the YAML file that --agent names."
-        )
-
-
-def _set_fields(model_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop unset options from a model's config: mjlab's class has the fields of every model."""
-    is_rnn = model_cfg.get("rnn_type") is not None
-    return {
-        name: value
-        for name, value in model_cfg.items()
-        if value is not None and (is_rnn or not name.startswith("rnn_"))
-    }
 
 
 def _check_classes(
