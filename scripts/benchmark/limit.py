@@ -27,7 +27,7 @@ PRODUCTS = {
 """Counters for operations that torch's own counter does not know, from argument shapes."""
 KINDS = {
     "matrix products": "mm addmm addmm_ bmm _mkl_linear _linear_pointwise",
-    "gates and state of the scan": "LstmScan LstmScanBackward CellScan CellScanBackward",
+    "gates and state of the scan": "CellScan CellScanBackward",
     "activations of the MLP": "elu elu_backward",
     "copies": "copy_ cat index stack _mkl_reorder_linear_weight _reorder_linear_weight",
     "views": "select as_strided unbind slice view t transpose expand",

@@ -230,13 +230,13 @@ def test_a_repeated_frame_counts_once():
 def test_the_profile_counts_the_products():
     """The expected number is worked by hand for 4 mini-batches of one window, actor and critic.
 
-    The RNN has 4 products forward, 3 backward and 1 for all weights; 2 more are empty, because no
+    The RNN has 4 products forward, 3 backward and 1 for all weights; another is empty, because no
     gate of an LSTM depends on x alone. Each of the MLP's 4 layers has one product forward and two
     backward.
     """
     case = replace(TINY, algorithm="ppo", num_steps=4, gradient_length=4, done_rate=0.0)
     shares = {kind: calls for kind, _, calls in shares_of(profile_update(case))}
-    assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 2 + 4 * 3)
+    assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 1 + 4 * 3)
 
 
 @pytest.mark.usefixtures("_made_up")

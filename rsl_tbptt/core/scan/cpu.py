@@ -124,7 +124,8 @@ class CellScan(torch.autograd.Function):
             states[0] = first.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product, factor = prepare(_products_of(cell), N, dtype, w_ih, w_hh, b_ih, b_hh)
         x_and_one = inputs.flatten(0, 1)[:, : D + 1]
-        multiply(x_and_one, factor, out=input_gates.flatten(0, 1))
+        if width_of_x:
+            multiply(x_and_one, factor, out=input_gates.flatten(0, 1))
         multiply_by, factors, takes_out = product
         sizes = N, H, torch.get_num_threads(), before.stride(1), inputs.stride(1)
         now = gates, input_gates, before, seconds[:-1], seconds[1:], outputs

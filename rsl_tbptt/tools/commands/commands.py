@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
     return group, tuple(map(int, size.split("x")))
 
 
-Run = Annotated[Path, "log folder of a training", {"metavar": "RUN"}]
+RunFolder = Annotated[Path, "log folder of a training", {"metavar": "RUN"}]
 NEWEST = "model_<iteration>.pt, or RUN/latest for the newest"
 Agent = Annotated[
     Path | None,
@@ -133,7 +133,7 @@ def report(
     print(f"wrote {write_report(runs, output)}")
 
 
-def latest(folder: Run, /) -> None:
+def latest(folder: RunFolder, /) -> None:
     """Print the newest checkpoint of a training that can be loaded."""
     from rsl_tbptt.checkpoints.reading import latest_checkpoint
 
@@ -141,7 +141,7 @@ def latest(folder: Run, /) -> None:
 
 
 def resume(
-    folder: Run,
+    folder: RunFolder,
     /,
     *,
     run: Annotated[bool, "run the command instead of only printing it"] = False,
@@ -544,7 +544,7 @@ def new(
     print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     command.__name__: command
     for command in (
         doctor,

@@ -276,7 +276,8 @@ def update_times(device: str) -> list[float]:
     fastest = []
     normal = {"class_name": "GaussianDistribution", "init_std": 1.0}
     roles = {"actor": (12, {"distribution_cfg": normal}), "critic": (1, {})}
-    for kind, length in ((TbpttPPO, {"gradient_length": 12}), (PPO, {})):
+    kinds: dict[Any, dict[str, int]] = {TbpttPPO: {"gradient_length": 12}, PPO: {}}
+    for kind, length in kinds.items():
         models = [
             RNNModel(observe(), {role: ["policy"]}, role, width, obs_normalization=True, **options)
             for role, (width, options) in roles.items()

@@ -83,14 +83,7 @@ def export(
         raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")
     check_images(run, images or {})
     heads = saved_heads(run.auxiliary)
-    # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
-    name = run.checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
-    output = output_path(output, run.checkpoint.parent / "exported" / name, MARK, METADATA)
-    if kept := [name for name in TARGETS if name not in target and (output / name).is_dir()]:
-        raise ValueError(
-            f"{output} has the folders {kept} of an earlier export, expected --target for each:"
-            " they would keep the earlier policy. Name them, or another --output."
-        )
+    output = _folder(run, output, target)
     if drawn or not _can_simulate(run, where.get("task")):
         recorded = _drawn(run, images or {}, heads, steps, seed)
     else:
@@ -108,6 +101,23 @@ def export(
             write_json(folder / METADATA, bundle)
             _publish(folder, output)
     return {**bundle, "output": output if passed else None}
+
+
+def _folder(run: Run, output: Path | None, target: Sequence[str]) -> Path:
+    """Return the folder to write.
+
+    Raises:
+        ValueError: If it cannot be written or would keep folders of an earlier export.
+    """
+    # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
+    name = run.checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
+    output = output_path(output, run.checkpoint.parent / "exported" / name, MARK, METADATA)
+    if kept := [name for name in TARGETS if name not in target and (output / name).is_dir()]:
+        raise ValueError(
+            f"{output} has the folders {kept} of an earlier export, expected --target for each:"
+            " they would keep the earlier policy. Name them, or another --output."
+        )
+    return output
 
 
 def _can_simulate(run: Run, task: str | None) -> bool:

@@ -181,7 +181,7 @@ def _check_enough(num_steps: int, num_envs: int) -> None:
 
 @torch.inference_mode()
 def measure(
-    policy: MLPModel, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
+    policy: Any, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
 ) -> dict[str, Any]:
     """Measure what the memory of a policy holds, without a simulator.
 
