@@ -58,8 +58,7 @@ def export(
         run: The policy.
         output: New folder, or that of an earlier export, whose files are replaced. None means a new
             ``exported/model_<iteration>`` next to the checkpoint.
-        images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
-            takes them from the checkpoint; a checkpoint of rsl_rl alone does not have them.
+        images: Sizes of the image groups, which a checkpoint of rsl_rl alone does not have.
         single_input: Let ONNX take one ``obs`` of all groups joined.
         target: Names in :data:`rsl_tbptt.tools.robot.targets.TARGETS`; each gets a folder.
         steps: Length of the golden trajectory, at least 2.
@@ -88,9 +87,8 @@ def export(
         recorded = _drawn(run, images or {}, heads, steps, seed)
     else:
         with started(run, num_envs=1, seed=seed, **where) as start:
-            trajectory = golden.record(start, heads, steps, seed)
-        source = f"one robot of {start.task}, noise included, seed {seed}"
-        recorded = Recorded(start.policy, trajectory, source)
+            source = f"one robot of {start.task}, noise included, seed {seed}"
+            recorded = Recorded(start.policy, golden.record(start, heads, steps, seed), source)
     about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
     forms = {"single_input": single_input, "targets": target}
     with tempfile.TemporaryDirectory() as name:
