@@ -19,11 +19,10 @@ from typing import Any
 from rsl_tbptt.algorithms.health import LOSSES
 from rsl_tbptt.checkpoints.reading import NUMBERED
 from rsl_tbptt.files import complete, output_path
-from rsl_tbptt.tools.runs.charts import Chart, curve_chart, return_chart, style
 from rsl_tbptt.tools.machine import versions
-from rsl_tbptt.tools.simulate.memory_findings import memory_facts, memory_rows, read_memory
-from rsl_tbptt.tools.simulate.play import STARTED
 from rsl_tbptt.tools.progress import track
+from rsl_tbptt.tools.runs.charts import Chart, curve_chart, return_chart, style
+from rsl_tbptt.tools.runs.resume import RunFacts, written
 from rsl_tbptt.tools.runs.run_doctor import (
     HELD_OUT_RETURN,
     LOSS,
@@ -35,7 +34,8 @@ from rsl_tbptt.tools.runs.run_doctor import (
     judge,
     read_curves,
 )
-from rsl_tbptt.tools.runs.resume import RunFacts, written
+from rsl_tbptt.tools.simulate.memory_findings import memory_facts, memory_rows, read_memory
+from rsl_tbptt.tools.simulate.play import STARTED
 from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
