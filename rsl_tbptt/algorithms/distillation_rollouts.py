@@ -66,10 +66,10 @@ class DistillationRollouts(Algorithm, Distillation):
                 option.
         """
         self.mirrored: MirroredRobots | None = None
+        """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
             self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
-        """The mirror images of the robots, with symmetry."""
         self._prepare_updates()
 
     def _prepare_updates(self) -> None:

@@ -128,6 +128,19 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     assert [value > 10 * TOLERANCE for value in verify(out, [out]).values()] == [kind != "mlp"] * 2
 
 
+def test_the_checkpoint_is_read_once(tmp_path, monkeypatch):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    read, load = [], torch.load
+
+    def noted(file, *args, **options):
+        read.append(file)
+        return load(file, *args, **options)
+
+    monkeypatch.setattr(torch, "load", noted)
+    assert run_export(checkpoint, tmp_path / "out", "--steps", "4") == 0
+    assert len(read) == 1
+
+
 OWN_DISTRIBUTION = """
 import torch
 from rsl_rl.modules.distribution import Distribution
