@@ -251,7 +251,7 @@ def test_degrees_are_a_failure(robot, tmp_path):
 
 
 @pytest.mark.parametrize("stands", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed, stands):
     log = run(robot, seed, stands=stands)
     assert faults_of(robot, log, tmp_path) == []
