@@ -13,9 +13,6 @@ control-step: time of one step of an exported policy, by the program that runs i
 
 cells: time of a window of each recurrent cell, next to a Python loop over its steps.
 
-peers: one gradient through a recurrent network next to other libraries, which
-`make .peers/.installed` installs next to the environment.
-
 update: time and memory of one update of your own sizes next to the installed rsl_rl's.
 """
 
@@ -30,7 +27,6 @@ from rsl_tbptt.files import write_json
 from scripts.benchmark.case import add_case_arguments, case_from, compare, milliseconds
 
 TEMPLATE = Path(__file__).with_name("report.md.j2")
-PEERS_JOB = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256, "done_rate": 0.05}
 
 
 def main() -> int:
@@ -69,10 +65,6 @@ def parse_args() -> argparse.Namespace:
     update.add_argument("--pairs", type=int, default=5, help="updates of each library (5)")
     update.add_argument("--memory", action="store_true", help="also the peak of tensors")
     update.set_defaults(measure=print_update)
-    peers = benchmarks.add_parser("peers", help="one gradient next to other libraries'")
-    add_case_arguments(peers)
-    peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
-    peers.set_defaults(measure=print_peers, **PEERS_JOB)
     host = benchmarks.add_parser("host", help="time and launches of the host in an optimiser step")
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
     host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
@@ -138,18 +130,6 @@ def print_profile(args: argparse.Namespace) -> None:
 def print_update(args: argparse.Namespace) -> None:
     """Print one update's time and memory next to rsl_rl's."""
     print(compare(case_from(args), args.pairs, memory=args.memory))
-
-
-def print_peers(args: argparse.Namespace) -> None:
-    """Measure one gradient next to other libraries'.
-
-    All compute the gradient of the mean squared error over a rollout with resets, from a zero
-    state, with the same tensors and weights and without an optimiser. Each library is used as its
-    documentation trains recurrent networks. It is timed only if its gradient equals ours.
-    """
-    from scripts.benchmark.peers import measure
-
-    print(measure.table(case_from(args), args.pairs))
 
 
 def print_host_times(args: argparse.Namespace) -> None:
