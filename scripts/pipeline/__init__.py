@@ -8,5 +8,4 @@
     report.py       the final table, and the page of the run
     sweep.py        the fields of a sweep's file: the same policies over several seeds
     curves.py       runs a sweep; learning.py: tables and figure of how its policies learned
-    one_policy.py   a single training, for scripts/train.py, distill.py and finetune.py
 """
