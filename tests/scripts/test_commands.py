@@ -6,7 +6,9 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("name", ["gait", "memory_length", "recall", "weight_average", "what_matters"])
+@pytest.mark.parametrize(
+    "name", ["gait", "memory_length", "recall", "weight_average", "what_matters"]
+)
 def test_help(repository, monkeypatch, capsys, name):
     monkeypatch.setattr("sys.path", [str(repository / "scripts"), *sys.path])
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
