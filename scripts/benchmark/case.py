@@ -47,6 +47,8 @@ MEMORY = ("rnn_type", "rnn_hidden_dim", "rnn_num_layers")
 """Options of the recurrent layers, the same in all models."""
 CNN = {"output_channels": [16, 32, 32], "kernel_size": [5, 3, 3], "stride": 2, "activation": "elu"}
 """Options of rsl_rl's CNN."""
+IMAGE_SIZE = (48, 64)
+"""Height and width of the depth images, in pixels."""
 CHOICES = {"algorithm": [*CLASSES], "rnn_type": ["lstm", "gru"]}
 TOLERANCE = 1e-4
 """Largest share of an update's change that may differ: rounding in float32 reaches about 1e-5, a
@@ -85,8 +87,6 @@ class Case:
     """Other options of rsl_rl's models, by role. A teacher with ``rnn_type`` is recurrent."""
     camera_period: int | None = None
     """Steps for which the student's depth camera shows each frame. None means no camera."""
-    image_size: Sequence[int] = field(default=(48, 64), hash=False)
-    """Height and width of the images, in pixels."""
 
     def __post_init__(self) -> None:
         """Check that the case can be measured.
@@ -136,7 +136,7 @@ class Case:
                 for name, width in self.obs_dims.items()
             }
             if self.camera_period:
-                fresh = torch.randn(self.num_envs, 1, *self.image_size, generator=generator)
+                fresh = torch.randn(self.num_envs, 1, *IMAGE_SIZE, generator=generator)
                 is_new = (phases + step) % self.camera_period == 0
                 groups["camera"] = frames = torch.where(is_new, fresh, frames) if step else fresh
             step += 1

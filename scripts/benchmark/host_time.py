@@ -1,4 +1,4 @@
-"""Time and launches of the host in an optimiser step.
+"""Time of the host in an optimiser step.
 
 A GPU waits for the host if its own work takes less time. Tiny networks and few robots leave almost
 nothing but the host's work. On a CPU recurrent layers that compute nothing leave out the scan,
@@ -19,7 +19,6 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import ENGINES, Engine
 from scripts.benchmark.case import LIBRARIES, Case, build, fill, num_warm_ups, seconds_of
-from scripts.benchmark.launches import kernels_without_work, launches_per_step
 
 _TINY = {role: {"hidden_dims": [8, 8, 8]} for role in ("actor", "critic", "student", "teacher")}
 _ENGINE = "no_work"
@@ -59,20 +58,6 @@ def host_times(num_updates: int, device: str = "cpu") -> dict[tuple[str, str], f
                     taken.append(time.process_time() - start if on_cpu else seconds)
                 times[name, library] = 1e3 * median(taken[warm_ups:]) / num_steps
     return times
-
-
-def launches() -> dict[tuple[str, str], float]:
-    """Return our launches per optimiser step on a GPU by algorithm and library."""
-    counts = {}
-    with kernels_without_work():
-        for name, (case, _) in CASES.items():
-            case = replace(case, options={**case.options, "scan_engine": "triton"})
-            algorithm = build(case, "rsl_tbptt")
-            fill(algorithm, case, seed=0)
-            algorithm.update()  # makes the optimiser's state and fills the replay buffer
-            fill(algorithm, case, seed=1)
-            counts[name, "rsl_tbptt"] = launches_per_step(algorithm)
-    return counts
 
 
 class _Nothing(torch.autograd.Function):
