@@ -25,9 +25,7 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.files import write_json
-from scripts.benchmark.case import add_case_arguments, case_from, compare, milliseconds
-
-TEMPLATE = Path(__file__).with_name("report.md.j2")
+from scripts.benchmark.case import add_case_arguments, case_from, milliseconds
 
 
 def main() -> int:
@@ -63,7 +61,7 @@ def parse_args() -> argparse.Namespace:
     update = benchmarks.add_parser("update", help="one update of your own sizes next to rsl_rl's")
     add_case_arguments(update)
     update.add_argument("--pairs", type=int, default=5, help="updates of each library (5)")
-    update.add_argument("--memory", action="store_true", help="also the peak of tensors")
+    update.add_argument("--memory", action="store_true", help="also the peak of memory")
     update.set_defaults(measure=print_update)
     host = benchmarks.add_parser("host", help="time of the host in an optimiser step")
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
@@ -86,7 +84,6 @@ def run_rows(args: argparse.Namespace) -> None:
         ValueError: If no row matches, or the libraries differ on one. Then nothing is written.
     """
     # Imported here and below: they take seconds to load, and --help need not wait for them.
-    from rsl_tbptt.tools.templates import fill
     from scripts.benchmark import suite
 
     rows = suite.select(suite.load_rows(args.file), args.rows, args.device)
@@ -95,9 +92,7 @@ def run_rows(args: argparse.Namespace) -> None:
     results = suite.measure(rows, args.device)
     args.output.mkdir(parents=True, exist_ok=True)
     write_json(args.output / "benchmark.json", results)
-    judged = [r for kind in ("speed", "cost", "memory") for r in results[kind] if r["target"]]
-    missed = [row["name"] for row in judged if not row["reached"]]
-    report = fill(TEMPLATE, **results, num_targets=len(judged), missed=missed, ms=milliseconds)
+    report = suite.report(results)
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")
     print(f"{report}\nwrote {args.output}")
 
@@ -122,7 +117,13 @@ def print_profile(args: argparse.Namespace) -> None:
 
 def print_update(args: argparse.Namespace) -> None:
     """Print one update's time and memory next to rsl_rl's."""
-    print(compare(case_from(args), args.pairs, memory=args.memory))
+    from scripts.benchmark import suite
+
+    case = case_from(args)
+    rows = [suite.Row(name="update", case=case, pairs=args.pairs)]
+    if args.memory:
+        rows.append(suite.Row(name="update", case=case, measure="memory"))
+    print(suite.report(suite.measure(rows, case.device)))
 
 
 def print_host_times(args: argparse.Namespace) -> None:

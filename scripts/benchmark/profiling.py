@@ -7,7 +7,15 @@ from statistics import median
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from scripts.benchmark.case import Case, build, fill, num_warm_ups, products_in, seconds_of
+from scripts.benchmark.case import (
+    Case,
+    Library,
+    build,
+    fill,
+    num_warm_ups,
+    products_in,
+    seconds_of,
+)
 
 KINDS = {
     "matrix products": "mm addmm addmm_ bmm _mkl_linear _linear_pointwise",
@@ -19,9 +27,11 @@ KINDS = {
 """Operations by their main purpose in an update; all their uses are counted under it."""
 
 
-def time_update(case: Case, num_updates: int = 5) -> tuple[float, float]:
-    """Return the seconds that our update takes, and those that the host is busy; medians."""
-    algorithm = build(case, "rsl_tbptt")
+def time_update(
+    case: Case, num_updates: int = 5, library: Library = "rsl_tbptt"
+) -> tuple[float, float]:
+    """Return the seconds that an update takes, and those that the host is busy; medians."""
+    algorithm = build(case, library)
     taken, busy = [], []
     before = num_warm_ups(case.device)
     for seed in range(before + num_updates):

@@ -12,10 +12,12 @@ import torch
 import yaml
 
 from rsl_tbptt.tools.machine import machine, versions
-from scripts.benchmark.case import Case, alternate, check_equal, spread
+from rsl_tbptt.tools.templates import fill
+from scripts.benchmark.case import Case, alternate, check_equal, milliseconds, spread
 from scripts.benchmark.memory import in_own_process, measure_memory, with_exact_malloc
 
 Result = dict[str, Any]
+TEMPLATE = Path(__file__).with_name("report.md.j2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,15 @@ class Row:
     """For speed the ratio to reach; otherwise the ratio to stay below."""
     gpu_only: bool = False
     """Whether the row is left out on a CPU, where it takes minutes."""
+
+    def __post_init__(self) -> None:
+        """Check the number of updates.
+
+        Raises:
+            ValueError: If it is below 1.
+        """
+        if self.pairs < 1:
+            raise ValueError(f"pairs is {self.pairs}, expected at least 1.")
 
     def result(self, ratio: float, **values: Any) -> Result:
         """Return a result of this row; ``reached`` is None without a target."""
@@ -110,6 +121,13 @@ def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
         "versions": versions(),
     }
     return {"about": about, **results}
+
+
+def report(results: dict[str, Any]) -> str:
+    """Return the measurements as Markdown."""
+    judged = [r for kind in ("speed", "cost", "memory") for r in results[kind] if r["target"]]
+    missed = [row["name"] for row in judged if not row["reached"]]
+    return fill(TEMPLATE, **results, num_targets=len(judged), missed=missed, ms=milliseconds)
 
 
 def _time(row: Row) -> Result:

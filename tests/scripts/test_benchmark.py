@@ -194,7 +194,7 @@ def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
         assert f"| {form} " in printed
 
 
-def test_the_host_is_timed_next_to_rsl_rls_without_recurrent_layers(monkeypatch, capsys):
+def test_the_host_is_timed_next_to_rsl_rls(monkeypatch, capsys):
     run(monkeypatch, "host", "--updates", "1")
     printed = capsys.readouterr().out
     row = r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d\.\d\d +\|"
