@@ -34,7 +34,8 @@ CUE_RATE = 0.08
 """Probability of a cue in each step, where any step may show one."""
 ITERATIONS = 200
 """Iterations of teacher and students of the pulses."""
-AGENTS = Path(__file__).with_name("weight_average.yaml")
+AGENT = Path(__file__).with_name("memory_length.yaml")
+AGENTS = AGENT.with_name("weight_average.yaml")
 """Has the agents of the pulses."""
 SHORT = {
     "The memory is not used": "not used",
@@ -158,30 +159,18 @@ def main() -> None:
 
 def train(model: str, kind: str, recall_length: int, iterations: int, seed: int) -> Any:
     """Distil a student from the right answers; return it."""
-    memory = {"rnn_type": "lstm", "rnn_hidden_dim": HIDDEN_DIM} if model == "LSTM" else {}
-    cfg = {
-        "num_steps_per_env": 2 * (recall_length + 1),
-        "save_interval": 1000,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-            "gradient_length": recall_length + 1,
-            "learning_rate": 4e-3,
-            "learning_rate_updates": iterations,
-        },
-        "student": {
-            "class_name": "RNNModel" if memory else "MLPModel",
-            "hidden_dims": [32],
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
-            **memory,
-        },
-        "teacher": {"class_name": "scripts.what_matters:PerfectTeacher"},
-    }
+    cfg = yaml.safe_load(AGENT.read_text(encoding="utf-8"))
+    cfg["num_steps_per_env"] = 2 * (recall_length + 1)
+    cfg["algorithm"]["gradient_length"] = recall_length + 1
+    cfg["algorithm"]["learning_rate_updates"] = iterations
+    if model == "LSTM":
+        memory = {"class_name": "RNNModel", "rnn_type": "lstm", "rnn_hidden_dim": HIDDEN_DIM}
+        cfg["student"] |= memory
     torch.manual_seed(seed)
     env = IdleRecall(128, recall_length, seed, kind)
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
         runner = make_runner(env, cfg)
-        if memory:
+        if model == "LSTM":
             keep_for(runner.alg.student.rnn.rnn, 2 * recall_length)
         runner.learn(iterations)
     return runner.get_inference_policy()

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +16,6 @@ import torch
 from rsl_tbptt.core.scan import free_buffers
 from scripts.benchmark.case import Case, Library, build, fill
 
-MEGABYTE = 1e6
 EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """With these settings, which glibc reads at the start of a process, freed larger tensors go back to
 the system. The process's peak is then the update's."""
@@ -34,24 +33,14 @@ def with_exact_malloc(function: Callable[..., Any], *arguments: Any) -> Any:
         return in_own_process(function, *arguments)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Memory of one update, in megabytes of 10^6 bytes."""
-
-    process_peak: float
-    """The most that models, storage, rollout and update take together, beyond the imports."""
-    update_peak: float
-    """The most that ``update()`` takes beyond models, optimiser and storage."""
-    predicted: float | None
-    """Prediction of ``update_peak`` by our ``memory_plan()`` after the first rollout."""
-
-
-def measure_memory(case: Case, library: Library) -> Memory:
+def measure_memory(case: Case, library: Library) -> float:
     """Measure two updates after a rollout each, in a process of ``with_exact_malloc``.
 
     A small update runs beforehand, so that everything that torch loads late counts as imports.
-    Buffers that the first update keeps for the next ones, such as copies to undo them, count as the
-    update's.
+
+    Returns:
+        The most that models, storage, rollout and update take together, beyond the imports, in
+        megabytes of 10^6 bytes.
 
     Raises:
         OSError: On a CPU without Linux, as only Linux reports a peak.
@@ -64,25 +53,10 @@ def measure_memory(case: Case, library: Library) -> Memory:
     del algorithm
     imports = _Peak(case.device)
     algorithm = build(case, library)
-    fill(algorithm, case, seed=2)  # so that the next rollout starts from states, as usual
-    predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
-    algorithm.storage.clear()
-    watch, process_peak, update_peak = imports, 0, 0
-    before: int | None = None
     for seed in range(2):
         fill(algorithm, case, seed)
-        process_peak, watch = max(process_peak, watch.highest()), _Peak(case.device)
-        before = before or watch.start
         algorithm.update()
-        update_peak = max(update_peak, watch.highest() - before)
-        process_peak = max(process_peak, watch.highest())
-    state = [value for of in algorithm.optimizer.state.values() for value in of.values()]
-    moments = sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
-    return Memory(
-        process_peak=(process_peak - imports.start) / MEGABYTE,
-        update_peak=(update_peak - moments) / MEGABYTE,
-        predicted=predicted,
-    )
+    return (imports.highest() - imports.start) / 1e6
 
 
 class _Peak:

@@ -143,8 +143,7 @@ def _time(row: Row) -> Result:
 def _memory(row: Row) -> Result:
     ours = with_exact_malloc(measure_memory, row.case, "rsl_tbptt")
     other = with_exact_malloc(measure_memory, row.case, "rsl_rl")
-    ratio = ours.process_peak / other.process_peak
-    return row.result(ratio, ours=asdict(ours), other=asdict(other))
+    return row.result(ours / other, ours=ours, other=other)
 
 
 def _each(rows: Sequence[Row], doing: str, kind: str) -> Iterator[Row]:
