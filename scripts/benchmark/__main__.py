@@ -98,21 +98,18 @@ def run_rows(args: argparse.Namespace) -> None:
 
 
 def print_profile(args: argparse.Namespace) -> None:
-    """Print the time of our update, and where it goes: by kind of operation, on a GPU by kernel."""
-    from scripts.benchmark.profiling import device_time, profile_update, shares_of, time_update
+    """Print the time of our update, and where it goes: by operation, on a GPU by kernel."""
+    from scripts.benchmark.profiling import device_time, profile_update, time_update
 
     case = case_from(args)
     taken, busy = time_update(case)
     print(f"{case}\n\n{milliseconds(taken)} an update, {milliseconds(busy)} of them on the host\n")
-    profiler = profile_update(case)
+    profiler, sort_by = profile_update(case), "self_cpu_time_total"
     if case.device != "cpu":
-        working = device_time(profiler)
+        working, sort_by = device_time(profiler), "self_device_time_total"
         print(f"the GPU works for {milliseconds(working)}, {working / taken:.0%} of an update\n")
-        by = {"sort_by": "self_device_time_total", "row_limit": 20, "max_name_column_width": 50}
-        print(profiler.key_averages().table(**by))
-        return
-    rows = [(kind, f"{share:.0%}", calls) for kind, share, calls in shares_of(profiler)]
-    print_table(("operations", "of the time", "calls"), rows)
+    averages = profiler.key_averages()
+    print(averages.table(sort_by=sort_by, row_limit=20, max_name_column_width=50))
 
 
 def print_update(args: argparse.Namespace) -> None:
@@ -128,7 +125,7 @@ def print_update(args: argparse.Namespace) -> None:
 
 def print_host_times(args: argparse.Namespace) -> None:
     """Print the time of the host in an optimiser step."""
-    from scripts.benchmark.host_time import host_times
+    from scripts.benchmark.profiling import host_times
 
     times = host_times(args.updates, args.device)
     rows = [(*row, f"{value:.2f}") for row, value in times.items()]

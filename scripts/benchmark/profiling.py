@@ -1,13 +1,15 @@
-"""Profile where the time of one of our updates goes."""
+"""Profile where the time of an update goes, and time the host's work."""
 
 import time
-from collections import Counter
+from dataclasses import replace
 from statistics import median
 
+import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.benchmark.case import (
+    LIBRARIES,
     Case,
     Library,
     build,
@@ -17,14 +19,17 @@ from scripts.benchmark.case import (
     seconds_of,
 )
 
-KINDS = {
-    "matrix products": "mm addmm addmm_ bmm _mkl_linear _linear_pointwise",
-    "gates and state of the scan": "CellScan CellScanBackward",
-    "activations of the MLP": "elu elu_backward",
-    "copies": "copy_ cat index stack _mkl_reorder_linear_weight _reorder_linear_weight",
-    "views": "select as_strided unbind slice view t transpose expand",
+_TINY = {role: {"hidden_dims": [8, 8, 8]} for role in ("actor", "critic", "student", "teacher")}
+_ROBOTS = Case(num_envs=16, num_steps=24, rnn_hidden_dim=8, models=_TINY)
+_DEFAULTS = {"num_learning_epochs": 2, "num_mini_batches": 8, "buffer_rollouts": 50}
+CASES = {
+    "distillation": (
+        replace(_ROBOTS, algorithm="distillation", gradient_length=15, options=_DEFAULTS),
+        2 * 8 * 2,
+    ),
+    "ppo": (replace(_ROBOTS, algorithm="ppo", gradient_length=24, num_learning_epochs=5), 5 * 4),
 }
-"""Operations by their main purpose in an update; all their uses are counted under it."""
+"""Cases of tiny networks by algorithm, with the optimiser steps of an update."""
 
 
 def time_update(
@@ -69,12 +74,18 @@ def device_time(profiler: profile) -> float:
     return 1e-6 * busy
 
 
-def shares_of(profiler: profile) -> list[tuple[str, float, int]]:
-    """Return kinds of operations, their share of a CPU's time, and their calls in the update."""
-    kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
-    times, calls = Counter(), Counter()
-    for event in profiler.key_averages():
-        kind = kinds.get(event.key.rpartition("::")[2], "the rest")
-        times[kind] += event.self_cpu_time_total
-        calls[kind] += event.count
-    return [(kind, times[kind] / sum(times.values()), calls[kind]) for kind in (*KINDS, "the rest")]
+def host_times(num_updates: int, device: str = "cpu") -> dict[tuple[str, str], float]:
+    """Return milliseconds per optimiser step by algorithm and library, the median.
+
+    Tiny networks leave almost nothing but the host's work, for which a GPU waits.
+    On a CPU they are CPU time, on a GPU the update's time: the host waits for the GPU at its end.
+
+    rsl_rl's distillation is left out: it takes one step per window, without mini-batches.
+    """
+    torch.set_num_threads(1)
+    times = {}
+    for name, (case, num_steps) in CASES.items():
+        for library in LIBRARIES if name == "ppo" else LIBRARIES[:1]:
+            taken, busy = time_update(replace(case, device=device), num_updates, library)
+            times[name, library] = 1e3 * (busy if device == "cpu" else taken) / num_steps
+    return times

@@ -18,7 +18,7 @@ from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, fill
 from scripts.benchmark.memory import measure_memory
-from scripts.benchmark.profiling import device_time, profile_update, shares_of
+from scripts.benchmark.profiling import device_time
 from scripts.benchmark.stepped import SteppedCNNRNNModel
 from scripts.benchmark.suite import load_rows
 
@@ -155,16 +155,10 @@ def test_agents_are_those_of_isaac_lab(agent, kind):
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_the_profile_counts_the_products():
-    """The expected number is worked by hand for 4 mini-batches of one window, actor and critic.
-
-    The RNN has 4 products forward, 3 backward and 1 for all weights; another is empty, because no
-    gate of an LSTM depends on x alone. Each of the MLP's 4 layers has one product forward and two
-    backward.
-    """
-    case = replace(TINY, algorithm="ppo", num_steps=4, gradient_length=4, done_rate=0.0)
-    shares = {kind: calls for kind, _, calls in shares_of(profile_update(case))}
-    assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 1 + 4 * 3)
+def test_the_profile_shows_the_products(monkeypatch, capsys):
+    sizes = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
+    assert run(monkeypatch, "profile", *sizes) == 0
+    assert re.search(r"^ +aten::addmm_? ", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("stage", ["rollout", "update"])
