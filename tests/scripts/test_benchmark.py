@@ -184,7 +184,7 @@ def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
 def test_the_host_is_timed_next_to_rsl_rls(monkeypatch, capsys):
     run(monkeypatch, "host", "--updates", "1")
     printed = capsys.readouterr().out
-    row = r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d\.\d\d +\|"
+    row = r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d+\.\d\d +\|"
     rows = [("distillation", "tbptt"), ("ppo", "tbptt"), ("ppo", "rl")]
     assert re.findall(row, printed) == rows
 
