@@ -26,11 +26,15 @@ from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.robot.c_code import of_actions
 from rsl_tbptt.tools.robot.golden import Trajectory, seen_by_normalizer
+from rsl_tbptt.tools.robot.runtime_configs import terms_of
 from rsl_tbptt.tools.robot.targets import TARGETS, Exported
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript
+from rsl_tbptt.tools.templates import fill
 
 OPSET = 18
 """The operator set that rsl_rl exports with; the file states the oldest equal one."""
+README = Path(__file__).with_name("readme.md.j2")
+"""Template for people who run the policy, filled with the content of ``policy.json``."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
 
 Groups = Mapping[str, torch.Tensor]
@@ -138,7 +142,7 @@ def write_bundle(
         others = {name: each for name, each in trajectory.items() if not name.startswith("obs/")}
         trajectory = {"obs/obs": np.concatenate(joined, axis=1), **others}
     np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)
-    (folder / "README.md").write_text(readme(metadata), encoding="utf-8")
+    (folder / "README.md").write_text(fill(README, **metadata), encoding="utf-8")
     write_json(folder / METADATA, metadata)
     return metadata
 
@@ -213,97 +217,26 @@ def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
     mjlab's readers split lists at commas, so lists are joined by commas, at full precision. Values
     that those readers have no form for are JSON.
     """
-    robot, groups = metadata["robot"], metadata["observation_groups"]
-    found = {name: robot[name] for name in _OF_ROBOT if name in robot}
-    terms = [term for group in groups.values() for term in group.get("terms", ())]
-    if terms:
+    robot = metadata["robot"]
+    joints = ("joint_names", "joint_stiffness", "joint_damping", "default_joint_pos")
+    found = {name: robot[name] for name in (*joints, "command_names") if name in robot}
+    if terms := terms_of(metadata):
         found["observation_names"] = [term["name"] for term in terms]
-        found["observation_terms_scale"] = [_or(term["scale"], 1.0) for term in terms]
-        no_clip = [-math.inf, math.inf]
-        found["observation_terms_clip"] = [_or(term["clip"], no_clip) for term in terms]
-        for name in ("history_length", "flatten_history_dim"):
-            found[f"observation_terms_{name}"] = [term[name] for term in terms]
+        defaults = {"scale": 1.0, "clip": [-math.inf, math.inf]}
+        for name in ("scale", "clip", "history_length", "flatten_history_dim"):
+            values = [defaults.get(name) if t[name] is None else t[name] for t in terms]
+            found[f"observation_terms_{name}"] = values
     if (scales := of_actions(robot, "scale")) is not None:
         found["action_scale"] = scales
-    found |= {name: metadata[name] for name in ("state_names", "reset")}
-    if metadata["control_hz"] is not None:
-        found["control_hz"] = metadata["control_hz"]
+    known = ("state_names", "reset", "control_hz")
+    found |= {name: metadata[name] for name in known if metadata[name] is not None}
     texts = {name: _csv(value) for name, value in found.items()}
     for name in ("observation_groups", "state_shapes", "versions"):
         texts[name] = json.dumps(metadata[name])
     return {"run_path": metadata["checkpoint"], **texts}
 
 
-_OF_ROBOT = (
-    "joint_names",
-    "joint_stiffness",
-    "joint_damping",
-    "default_joint_pos",
-    "command_names",
-)
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
-
-
 def _csv(value: Any, separator: str = ",") -> str:
     if not isinstance(value, (list, tuple)):
         return str(value)
     return separator.join(_csv(each, ";") for each in value)
-
-
-def readme(metadata: Mapping[str, Any]) -> str:
-    """Return the bundle's README, in Markdown, for people who run the policy."""
-    robot, hz, model = metadata["robot"], metadata["control_hz"], metadata["onnx"]
-    heads = [*metadata["outputs"]][1 + len(metadata["state_names"]) :]
-    lines = [
-        f"# A policy for robots, {metadata['checkpoint']}",
-        "",
-        f"From {metadata['trained_as']}, iteration {metadata['iteration']}. All of this is in"
-        " `policy.json`, too. `rsl-tbptt verify . --trust .` compares the files with the trained"
-        f" policy. `golden.npz`: {metadata['golden']}. `policy.onnx`: opset {model['opset']}, IR"
-        f" version {model['ir_version']}.",
-        "",
-        f"**In**, {f'{hz:g} times a second' if hz else 'at every step'}:",
-        "",
-    ]
-    for name, each in metadata["inputs"].items():
-        lines.append(f"- `{name}`, {each['dtype']}, {each['shape']}")
-    groups = metadata["observation_groups"].items()
-    if "obs" in metadata["inputs"]:
-        order = ", ".join(f"`{name}` {group['shape']}" for name, group in groups)
-        lines.append(f"  joined in this order: {order or 'as in training'}")
-    for name, group in groups:
-        if "terms" in group:
-            by_time = group.get("history_order") == "time"
-            order = ", all of a step before the next step's" if by_time else ""
-            lines.append(f"- terms of `{name}`{order}: {'; '.join(map(_term, group['terms']))}")
-    lines += ["", "**Out**: `actions`, then the state after. Before they reach the robot:", ""]
-    if (limit := robot.get("clip_actions")) is not None:
-        lines.append(f"- first, clip every action to ±{limit:g}")
-    for action in robot.get("actions", ()):
-        joints = ", ".join(action["joint_names"])
-        lines.append(
-            f"- {action['kind']} of {joints}: action times {action['scale']} plus"
-            f" {action['offset']}, clip {action['clip']}"
-        )
-    if "actions" not in robot:
-        lines.append("- scale and offset are not known: the environment has no managers")
-    lines += [f"- of auxiliary heads: {', '.join(f'`{name}`' for name in heads)}"] if heads else []
-    states = ", ".join(f"`{name}_in`" for name in metadata["state_names"])
-    shapes = ", ".join(map(str, metadata["state_shapes"]))
-    memory = f"pass each output `h_out` as the next `h_in`. States: {states}, {shapes}. {RESET}"
-    lines += ["", f"**Memory**: {memory if states else 'none'}"]
-    return "\n".join(lines) + "\n"
-
-
-def _term(term: Mapping[str, Any]) -> str:
-    """Describe an observation term in words."""
-    scale, clip, history = term["scale"], term["clip"], term["history_length"]
-    words = [f"{term['name']} {'x'.join(map(str, term['shape']))}"]
-    words += [f"by {modifier['name']}" for modifier in term.get("modifiers", ())]
-    words += [f"clip {clip}"] if clip is not None else []
-    words += [f"times {scale}"] if scale not in (None, 1.0) else []
-    words += [f"{history} steps, oldest first"] if history else []
-    return ", ".join(words)

@@ -53,20 +53,13 @@ def write_c(
     Raises:
         ValueError: If the generator does not know an operator of the model.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from rsl_tbptt.tools.templates import fill  # only here: replaying needs no templates
 
-    templates = Environment(
-        loader=PackageLoader("rsl_tbptt.tools.robot", "c_templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     values = {**_interface(model), **_known(metadata), **_golden(trajectory)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "policy_model.c").write_text(_generated(model), encoding="utf-8")
     for name in ("policy.h", "policy.c", "policy_golden.c", *extra):
-        text = templates.get_template(f"{name}.j2").render(values)
+        text = fill(REPLAY.with_name(f"{name}.j2"), **values)
         (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -234,20 +227,13 @@ def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
 
 def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
     """Return the C type and the values of the robot's known properties, by name."""
-    numbers = ("default_joint_pos", "joint_stiffness", "joint_damping")
-    found = {name: ("float ", [*map(repr, robot[name])]) for name in numbers if name in robot}
-    actions = robot.get("actions", ())
-    for name in ("scale", "offset"):
-        if (values := of_actions(robot, name)) is not None:
-            found[f"action_{name}"] = ("float ", [*map(repr, values)])
-    names = {
-        "joint_names": robot.get("joint_names", ()),
-        "action_joints": [joint for action in actions for joint in action["joint_names"]],
-    }
-    for name, texts in names.items():
-        if texts:
-            found[name] = ("char *const ", [*map(json.dumps, texts)])
-    return found
+    names = ("default_joint_pos", "joint_stiffness", "joint_damping")
+    numbers = {name: robot.get(name) for name in names}
+    numbers |= {f"action_{name}": of_actions(robot, name) for name in ("scale", "offset")}
+    moved = [joint for action in robot.get("actions", ()) for joint in action["joint_names"]]
+    texts = {"joint_names": robot.get("joint_names"), "action_joints": moved}
+    known = {n: ("float ", [*map(repr, v)]) for n, v in numbers.items() if v is not None}
+    return known | {n: ("char *const ", [*map(json.dumps, v)]) for n, v in texts.items() if v}
 
 
 def per_action(value: Any, width: int) -> Any:
