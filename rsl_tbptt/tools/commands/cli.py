@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from types import NoneType
 from typing import Any, get_args, get_origin
 
@@ -60,6 +61,8 @@ def _run(words: list[str]) -> int:
             in_order.append(options.pop(parameter.name))
         elif parameter.kind is parameter.VAR_POSITIONAL:
             in_order, further = further, []
+        elif not get_args(kind := parameter.annotation):
+            options[parameter.name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
     if further:
         parser.error(f"unrecognized arguments: {' '.join(further)}")
     require(name)
@@ -95,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
     where its text names none. ``*further`` takes the words that the parser does not know.
     """
     usage = ["%(prog)s", "[options]"]
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _parameters(function):
         kind, text, *settings = get_args(parameter.annotation)
         if parameter.kind is parameter.VAR_POSITIONAL:
             parser.epilog = text
@@ -125,6 +128,15 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
             usage += [name, value] if is_required else []
         parser.add_argument(name, help=text, **options)
     parser.usage = " ".join(usage)
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function, and the fields of a dataclass in its place."""
+    for parameter in inspect.signature(function).parameters.values():
+        if not get_args(kind := parameter.annotation):
+            yield from inspect.signature(kind).parameters.values()
+        else:
+            yield parameter
 
 
 if __name__ == "__main__":
