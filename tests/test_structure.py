@@ -12,7 +12,6 @@ WINGS = {"platforms": 0, "simulate": 1, "robot": 2, "runs": 2, "commands": 3}
 """Heights of the folders of the tools: each imports lower ones only."""
 
 
-
 def modules(root: Path) -> dict[str, Path]:
     """Return the files of the package in a checkout, by dotted name; templates are none of them."""
     return {
