@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,26 @@ MOST_GOLDEN_NUMBERS = 50_000
 """Limit of the numbers in ``policy_golden.c``'s observations; with images it has fewer steps."""
 
 
-def write_c(
-    folder: Path,
-    model: onnx.ModelProto,
-    metadata: Mapping[str, Any],
-    trajectory: Mapping[str, np.ndarray],
-    extra: Sequence[str] = (),
-) -> None:
+@dataclass(frozen=True)
+class Exported:
+    """An exported policy, from which targets are written."""
+
+    model: onnx.ModelProto
+    """One step with a single input ``obs``, and with the bundle's metadata."""
+    torchscript: Path
+    """The bundle's TorchScript file, which newer releases of torch may not write."""
+    metadata: Mapping[str, Any]
+    """Content of ``policy.json``."""
+    trajectory: Mapping[str, np.ndarray]
+    """The golden trajectory."""
+
+
+def write_c(folder: Path, exported: Exported, extra: Sequence[str] = ()) -> None:
     """Write a policy in C.
 
     Args:
         folder: Folder to write into; it is created if missing.
-        model: The policy with one input ``obs``.
-        metadata: Content of ``policy.json``.
-        trajectory: The golden trajectory.
+        exported: The policy.
         extra: Names of templates to render as well.
 
     Raises:
@@ -55,9 +62,17 @@ def write_c(
     """
     from rsl_tbptt.tools.templates import fill  # only here: replaying needs no templates
 
-    values = {**_interface(model), **_known(metadata), **_golden(trajectory)}
+    metadata = exported.metadata
+    values = {
+        "checkpoint": _comment(metadata["checkpoint"]),
+        "control_hz": metadata["control_hz"],
+        "places": [*_places(metadata["observation_groups"])],
+        "constants": _constants(metadata["robot"]),
+        **_interface(exported.model),
+        **_golden(exported.trajectory),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "policy_model.c").write_text(_generated(model), encoding="utf-8")
+    (folder / "policy_model.c").write_text(_generated(exported.model), encoding="utf-8")
     for name in ("policy.h", "policy.c", "policy_golden.c", *extra):
         text = fill(REPLAY.with_name(f"{name}.j2"), **values)
         (folder / name).write_text(text, encoding="utf-8")
@@ -196,16 +211,6 @@ def _interface(model: onnx.ModelProto) -> dict[str, Any]:
         "num_states": sum(map(math.prod, states)),
         "states": [*zip(starts, tails, strict=False)],
         "heads": {_identifier(name): math.prod(shape) for name, shape in heads},
-    }
-
-
-def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known properties of observations and robot."""
-    return {
-        "checkpoint": _comment(metadata["checkpoint"]),
-        "control_hz": metadata["control_hz"],
-        "places": [*_places(metadata["observation_groups"])],
-        "constants": _constants(metadata["robot"]),
     }
 
 

@@ -34,9 +34,9 @@ from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.robot import golden
-from rsl_tbptt.tools.robot.c_code import of_actions
+from rsl_tbptt.tools.robot.c_code import Exported, of_actions
 from rsl_tbptt.tools.robot.runtime_configs import terms_of
-from rsl_tbptt.tools.robot.targets import TARGETS, Exported
+from rsl_tbptt.tools.robot.targets import TARGETS
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript, verify
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.evaluate import started
