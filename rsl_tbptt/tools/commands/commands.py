@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
 from rsl_tbptt.tools.platforms import PLATFORMS
 
@@ -119,6 +120,13 @@ class Where:
     def platform_name(self) -> str | None:
         """The platform, ``rsl_rl`` for an environment of the user's own."""
         return "rsl_rl" if self.env else self.platform
+
+    def run(self, checkpoint: Path, agent: Path | None, trust: Sequence[str]) -> Any:
+        """Read a policy's run; errors come before a simulator starts or a folder is written to."""
+        from rsl_tbptt.checkpoints.reading import checkpoint_file
+        from rsl_tbptt.tools.run import read_run
+
+        return read_run(checkpoint_file(checkpoint), self.platform_name, agent, trust)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of :func:`rsl_tbptt.tools.simulate.evaluate.started`."""
@@ -258,7 +266,6 @@ def evaluate(
     Raises:
         ValueError: If options contradict each other.
     """
-    from rsl_tbptt.files import output_path
     from rsl_tbptt.tools.simulate import evaluate as evaluation
 
     if checkpoint is None and policy is None:
@@ -274,7 +281,8 @@ def evaluate(
             replaying.check_trust(policy, trust)
         exported = partial(replaying.exported_policy, policy, form)
         checkpoint = checkpoint or replaying.checkpoint_of(policy)
-    run = _read_run(checkpoint, where, agent, trust)
+    assert checkpoint is not None
+    run = where.run(checkpoint, agent, trust)
     default = run.checkpoint.parent / "evaluation.json"
     output_path(output, default, evaluation.MARK)  # first: evaluating takes a while
     result = evaluation.evaluate(
@@ -315,12 +323,11 @@ def memory(
     steps: Annotated[int, "steps of the rollout, above the longest lag"] = 300,
 ) -> None:
     """Measure how far back a policy looks, and how long a sensor fault affects its actions."""
-    from rsl_tbptt.files import output_path
     from rsl_tbptt.tools.simulate import memory_findings as findings
     from rsl_tbptt.tools.simulate.memory import analyse
 
     where.check()
-    run = _read_run(checkpoint, where, agent, trust)
+    run = where.run(checkpoint, agent, trust)
     default = run.checkpoint.parent / findings.FILE
     output = output_path(output or default, default, findings.MARK)
     found = analyse(run, num_envs=num_envs, steps=steps, **where.options())
@@ -334,17 +341,6 @@ def memory(
     print(f"wrote {_write_or_print(found, output, default, findings.MARK)}")
 
 
-def _read_run(
-    checkpoint: Path | None, where: Where, agent: Path | None, trust: Sequence[str]
-) -> Any:
-    """Read a policy's run; errors come before a simulator starts or a folder is written to."""
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.run import read_run
-
-    assert checkpoint is not None
-    return read_run(checkpoint_file(checkpoint), where.platform_name, agent, trust)
-
-
 def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes) -> Path:
     """Write a result, or print it if it cannot be written: computing it took a while.
 
@@ -352,8 +348,6 @@ def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes)
         OSError: If it cannot be written.
         ValueError: Likewise.
     """
-    from rsl_tbptt.files import output_path, write_json
-
     try:
         output = output_path(given, default, mark)  # another result may have taken the name
         write_json(output, result)
@@ -387,7 +381,7 @@ def export(
 
     where.check()
     bundle = write_export(
-        _read_run(checkpoint, where, agent, trust),
+        where.run(checkpoint, agent, trust),
         output,
         images=dict(image),
         single_input=single_input,
