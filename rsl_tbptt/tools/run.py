@@ -6,8 +6,6 @@ code of these files: a class may only be one of rsl_rl, of this package or of a 
 user trusts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -3,8 +3,6 @@
 Nothing slow is imported before a command is known and its arguments are parsed.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import os

@@ -3,8 +3,6 @@
 Slow modules are imported where they are needed: the command line imports this one.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

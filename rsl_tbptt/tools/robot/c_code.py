@@ -4,8 +4,6 @@ Read ``policy.h`` first. ``policy.c`` implements it and includes ``policy_model.
 generated. ``policy_golden.c`` has a ``main`` that replays the golden trajectory on the robot.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import itertools

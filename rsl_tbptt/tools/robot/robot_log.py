@@ -5,8 +5,6 @@ A log has some of these arrays over T steps of one robot: ``raw/GROUP/TERM`` as 
 to the joints, and ``reset``, whether an episode starts with the step.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import math

@@ -8,8 +8,6 @@ rl_sar's state machine gets up, lies down and holds the robot in the order of it
 ``joint_mapping`` says. So all that it reads has that order, observations and actions too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

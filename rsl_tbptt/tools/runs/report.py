@@ -4,8 +4,6 @@ The page is one file that loads nothing: charts are inline SVG, and a video is e
 stays small.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

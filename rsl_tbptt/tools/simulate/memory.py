@@ -12,8 +12,6 @@ whatever differs between their actions comes through the memory::
     lag                   0   1   2   3
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from operator import itemgetter

@@ -8,8 +8,6 @@ A distillation with several micro-batches takes more than planned: with a small 
 environments a fifth more with 2, and a third more with 4.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

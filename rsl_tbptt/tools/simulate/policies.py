@@ -1,7 +1,5 @@
 """Build the policy of a run, the trained model without its runner, and its auxiliary heads."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math
