@@ -11,7 +11,7 @@ from support.isaaclab_process import look_at
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 

@@ -284,6 +284,6 @@ def test_the_task_is_looked_for_on_the_platform_that_is_installed(monkeypatch):
     )
     what = planned(None, task="Tbptt-T")
     assert what.agent == {"of": Trained("Tbptt-T", "rsl_rl_cfg_entry_point")}
-    monkeypatch.setattr("rsl_tbptt.tools.machine.versions", lambda names: dict.fromkeys(names))
+    monkeypatch.setattr("rsl_tbptt.tools.simulate.plan.installed_version", lambda name: None)
     with pytest.raises(ValueError, match="Neither Isaac Lab nor mjlab is installed"):
         planned(None, task="T")

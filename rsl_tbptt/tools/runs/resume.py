@@ -8,8 +8,6 @@ counts the iterations that it adds, and rsl_rl gives the first of them the numbe
 
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
