@@ -103,8 +103,8 @@ class TbpttDistillation(DistillationRollouts):
     def update(self) -> dict[str, torch.Tensor]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
 
-        Return what the runner logs under ``Loss/``; docs/reference/metrics.md lists it. In a runner
-        ``health_log`` logs all but the losses. ``metrics`` has all.
+        Return what the runner logs under ``Loss/``; docs/reference/metrics.md lists it. ``metrics``
+        keeps it.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".

@@ -194,7 +194,7 @@ class DistillationRollouts(Algorithm, Distillation):
         """
         if self._started:
             return
-        if self.health_log is not None and self._raw_student.distribution is None:
+        if self.model_configs is not None and self._raw_student.distribution is None:
             raise ValueError(
                 "student.distribution_cfg is None, expected a distribution, such as"
                 " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
@@ -223,7 +223,8 @@ class DistillationRollouts(Algorithm, Distillation):
         self.transition.dones = dones
         for extension in self.extensions:
             extension.process_env_step(self.storage.step, rewards, dones)
-        self._store_step(self.transition, extras)
+        self.storage.add_transition(self.transition)
+        self.transition.clear()
         self.student.reset(dones)
         self.teacher.reset(dones)
 

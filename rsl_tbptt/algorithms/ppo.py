@@ -105,9 +105,8 @@ class TbpttPPO(PpoRollouts):
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
-            The losses, which the runner logs under ``Loss/``; docs/reference/metrics.md lists them.
-            The other metrics reach its logger through ``health_log``. ``metrics`` has all, and
-            without a runner all are returned.
+            The metrics, which the runner logs under ``Loss/``; docs/reference/metrics.md lists
+            them. ``metrics`` keeps them.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip

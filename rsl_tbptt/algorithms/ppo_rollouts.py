@@ -147,7 +147,8 @@ class PpoRollouts(Algorithm, PPO):
             own = extension.reward(obs, own)
             extension.process_env_step(self.storage.step, rewards, dones)
         self.transition.rewards = own + self.options.gamma * beyond
-        self._store_step(self.transition, extras)
+        self.storage.add_transition(self.transition)
+        self.transition.clear()
         for model in (self.actor, self.critic):
             model.reset(dones)
 
