@@ -79,7 +79,7 @@ class DistillationRollouts(Algorithm, Distillation):
         path, weight = options.teacher_checkpoint, options.imitation_weight
         self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks)
         self.teacher_loaded: Any = self.lazy_teacher
-        """Whether a checkpoint has loaded the teacher; reading it makes it load."""
+        """Whether training can start, for rsl_rl's runners."""
         of_heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)

@@ -30,8 +30,8 @@ from rsl_tbptt.models.controller import (
 from rsl_tbptt.models.teacher_group import (
     SelectedTeachers,
     check_teacher,
+    load_teacher,
     models_by_role,
-    read_teacher,
 )
 from rsl_tbptt.user_functions import values_with_gradient
 
@@ -235,17 +235,13 @@ class Imitation(Extension):
                     f"teacher_checkpoint is '{path}', expected None with several teachers: each has"
                     " its own file, 'checkpoint' in teacher_cfg.teachers."
                 )
-            self.model.load_checkpoints()
         elif path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
                 " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
                 " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
-        else:
-            obs = self._storage.observations
-            state_dict = read_teacher(self.model, path, "teacher", obs, _advice)
-            self.model.load_state_dict(state_dict)
+        load_teacher(self.model, path, self._storage.observations, _advice)
         self.is_loaded = True
 
     def state_dict(self) -> dict[str, Any]:

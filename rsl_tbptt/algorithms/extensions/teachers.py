@@ -24,7 +24,7 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.controller import check_has_parameters, has_parameters
 from rsl_tbptt.models.protocol import action_head, gaussian_head
-from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, read_teacher
+from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, load_teacher
 
 
 class StepLabels:
@@ -273,12 +273,10 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
 
 
 class LazyTeacher:
-    """Takes the place of ``teacher_loaded`` and loads the teacher when the runner asks for it.
+    """Takes the place of ``teacher_loaded``; the first step of a training loads the teacher.
 
-    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. Only then is
-    the file of ``teacher_checkpoint`` read, or the files of several teachers: a checkpoint for
-    playing or resuming has brought the teacher, so the file is not needed. If no file is named,
-    this class raises its own error, because rsl_rl's does not say how to name one.
+    Only then is the file of ``teacher_checkpoint`` read, or the files of several teachers: a
+    checkpoint for playing or resuming has brought the teacher, so the file is not needed.
     """
 
     def __init__(self, teacher: MLPModel, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
@@ -310,25 +308,22 @@ class LazyTeacher:
         Raises:
             ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
         """
-        if self.is_loaded:
-            return
-        if isinstance(self._teacher, SelectedTeachers):
-            self._ranks.run_together(self._teacher.load_checkpoints)
-        elif self._path is not None:
-            read = partial(read_teacher, self._teacher, self._path, "teacher", self._obs)
-            self._teacher.load_state_dict(self._ranks.run_together(read))
-        else:
-            return
-        self.is_loaded = True
+        if not self.is_loaded and self._has_file:
+            load = partial(load_teacher, self._teacher, self._path, self._obs)
+            self._ranks.run_together(load)
+            self.is_loaded = True
+
+    @property
+    def _has_file(self) -> bool:
+        return self._path is not None or isinstance(self._teacher, SelectedTeachers)
 
     def __bool__(self) -> bool:
-        """Answer the runner: load the teacher and return True.
+        """Return True: rsl_rl's runners ask ``if not teacher_loaded`` before training.
 
         Raises:
-            ValueError: If no file is named, or it is missing, damaged or does not fit.
+            ValueError: If there will be no teacher; rsl_rl's own error does not say how to name it.
         """
-        self.read()
-        if not self.is_loaded:
+        if not self.is_loaded and not self._has_file:
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
                 " name the teacher's file as the algorithm's option teacher_checkpoint, or call"
