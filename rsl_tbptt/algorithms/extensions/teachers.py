@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -16,7 +16,7 @@ from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import LAYER, HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
-from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.option_checks import OptionGroup, between, count
 from rsl_tbptt.algorithms.replay import Replay, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -25,6 +25,46 @@ from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.controller import check_has_parameters, has_parameters
 from rsl_tbptt.models.protocol import action_head, gaussian_head
 from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, load_teacher
+
+
+@dataclass(kw_only=True)
+class TeacherOptions(OptionGroup):
+    """Options of a distillation's teacher."""
+
+    teacher_checkpoint: str | None = None
+    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
+
+    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
+    (``--checkpoint`` in Isaac Lab, ``--agent.resume`` in mjlab).
+    """
+
+    teacher_action_share: Annotated[
+        float, between(0, 1, " Give 30 % of the environments as 0.3.")
+    ] = 0.0
+    """Share of environments, 0 to 1, in which the teacher acts when training starts (DAgger).
+
+    See docs/reference/distillation.md#who-acts.
+    """
+
+    teacher_action_updates: Annotated[int | None, count(hint=" Use None to keep the share.")] = None
+    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
+
+    batch_teacher_labels: bool = False
+    """Whether all labels are computed at once after each rollout, which saves forward passes.
+
+    It needs a teacher without memory, and ``teacher_action_share=0``.
+    """
+
+    def check_together(self) -> Iterator[str]:
+        """Check options that only work together; see the base class."""
+        yield from super().check_together()
+        if self.teacher_action_share > 0 and self.batch_teacher_labels:
+            self.refuse(
+                "batch_teacher_labels",
+                "False with teacher_action_share: the teacher acts with its labels in the rollout",
+            )
+        if self.teacher_action_share == 0:
+            yield from self.without_effect("teacher_action_updates", "teacher_action_share")
 
 
 class StepLabels:
@@ -347,7 +387,7 @@ class Dagger(Extension):
         to No-Regret Online Learning.
     """
 
-    def __init__(self, options: DistillationOptions, num_envs: int, trained: torch.Tensor) -> None:
+    def __init__(self, options: TeacherOptions, num_envs: int, trained: torch.Tensor) -> None:
         """Take the share and its schedule; the teacher acts nowhere until the first draw.
 
         Args:
