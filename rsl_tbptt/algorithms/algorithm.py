@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -233,6 +233,21 @@ class Algorithm:
     def _read_groups(self) -> set[str]:
         """Return the observation groups that anything reads."""
         raise NotImplementedError
+
+    def _start_training(self, check: Callable[[], None]) -> None:
+        """Check what training needs and playing does not, before the first step.
+
+        Args:
+            check: Checks sizes on each rank.
+
+        Raises:
+            ValueError: If something is missing or does not fit.
+        """
+        if not self._started:
+            for extension in self.extensions:
+                extension.start_training()
+            self._ranks.run_together(check)
+            self._started = True
 
     def _begin_step(self, obs: TensorDict) -> TensorDict:
         """Return checked observations that nobody changes."""

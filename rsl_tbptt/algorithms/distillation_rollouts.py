@@ -101,7 +101,8 @@ class DistillationRollouts(Algorithm, Distillation):
         self._average = WeightAverage(averaged)
         of_option = [each for each in (self.mirrored, self.sample_weights) if each]
         own = self._dagger, per_teacher, self._heads, self.held_out
-        self.extensions = [*of_option, *own, self._average]  # the average is loaded after the heads
+        # The teacher comes first, since nothing starts without it; the average after the heads.
+        self.extensions = [self.lazy_teacher, *of_option, *own, self._average]
         self.experience = Experience(self, self._labels)
         """The newest rollout and the replay buffer."""
         self._student = Student(self, student, loss)
@@ -175,8 +176,14 @@ class DistillationRollouts(Algorithm, Distillation):
                 if an option does not fit the environments, the teacher's file cannot be loaded, or
                 a runner's student has no distribution.
         """
+        if self.model_configs is not None and self._raw_student.distribution is None:
+            raise ValueError(
+                "student.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                " logs its standard deviation."
+            )
+        self._start_training(partial(self.options.check_training, self.storage.num_envs))
         if self.storage.step == 0:
-            self._start_training()
             self.experience.begin_rollout()
         obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
@@ -185,27 +192,6 @@ class DistillationRollouts(Algorithm, Distillation):
         self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
         return self.transition.actions.clone()  # the environment may change them
-
-    def _start_training(self) -> None:
-        """Load the teacher and check what training needs, once.
-
-        Raises:
-            ValueError: See :meth:`act`.
-        """
-        if self._started:
-            return
-        if self.model_configs is not None and self._raw_student.distribution is None:
-            raise ValueError(
-                "student.distribution_cfg is None, expected a distribution, such as"
-                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
-                " logs its standard deviation."
-            )
-        with torch.inference_mode(False):  # the runner's rollout disables gradients
-            self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
-        self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
-        for extension in self.extensions:
-            extension.start_training()
-        self._started = True
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict

@@ -105,11 +105,7 @@ class PpoRollouts(Algorithm, PPO):
             ValueError: If training starts here and the teacher is missing or options do not fit the
                 number of environments; or if observations differ in form from the first ones.
         """
-        if not self._started:  # playing needs neither a teacher nor many environments
-            for extension in self.extensions:
-                extension.start_training()
-            self._ranks.run_together(self.batches.check_training)
-            self._started = True
+        self._start_training(self.batches.check_training)
         obs, step = self._begin_step(obs), self.storage.step
         if step == 0:
             self.states = []

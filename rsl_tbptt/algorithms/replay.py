@@ -142,6 +142,7 @@ class Replay:
         divisor: float | torch.Tensor,
         *,
         num_micro_batches: int,
+        coef: float = 1.0,
     ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
         """Add the gradient of one optimiser step's loss; see ``core.accumulate``.
 
@@ -152,21 +153,24 @@ class Replay:
             loss: The loss.
             divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
             num_micro_batches: Minimum number of micro-batches, which run one after the other.
+            coef: Weight of the loss compared with others.
 
         Returns:
             The detached state after the group, and the sums of the loss's reported values.
         """
-        sizes = self.sizes(rollout.num_envs, num_micro_batches)
+        least = self.least_micro_batches(rollout.num_envs)
         with unchanged_weights():
-            return accumulate_group(group, rollout, state, self, loss, divisor, **sizes)
-
-    def sizes(self, num_envs: int, num_micro_batches: int) -> dict[str, int]:
-        """Return how ``accumulate_group`` is to split n environments, given a minimum."""
-        least = self.least_micro_batches(num_envs)
-        return {
-            "num_micro_batches": max(num_micro_batches, least),
-            "windows_at_once": self._windows_at_once,
-        }
+            return accumulate_group(
+                group,
+                rollout,
+                state,
+                self,
+                loss,
+                divisor,
+                coef=coef,
+                num_micro_batches=max(num_micro_batches, least),
+                windows_at_once=self._windows_at_once,
+            )
 
     def check_gradient(self, losses: str) -> None:
         """Check that losses have reached the model, right after the first :meth:`accumulate`.

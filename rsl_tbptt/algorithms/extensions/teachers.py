@@ -312,7 +312,7 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
     }
 
 
-class LazyTeacher:
+class LazyTeacher(Extension):
     """Takes the place of ``teacher_loaded``; the first step of a training loads the teacher.
 
     Only then is the file of ``teacher_checkpoint`` read, or the files of several teachers: a
@@ -342,7 +342,7 @@ class LazyTeacher:
         if path is not None:
             check_has_parameters(teacher, "teacher_checkpoint", path)
 
-    def read(self) -> None:
+    def start_training(self) -> None:
         """Load the teacher from its file, if one is named and no checkpoint has brought it.
 
         Raises:
@@ -350,7 +350,8 @@ class LazyTeacher:
         """
         if not self.is_loaded and self._has_file:
             load = partial(load_teacher, self._teacher, self._path, self._obs)
-            self._ranks.run_together(load)
+            with torch.inference_mode(False):  # the runner's rollout disables gradients
+                self._ranks.run_together(load)
             self.is_loaded = True
 
     @property
