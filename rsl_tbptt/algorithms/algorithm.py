@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import positive
 from rsl_tbptt.algorithms.options import ACT_LATER, Options, check_runner_keys
@@ -170,6 +171,31 @@ class Algorithm:
         """Set the gradients of ``parameters``."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
+
+    def _sums_of_step(
+        self, sums: Mapping[str, torch.Tensor], names: Sequence[str], health: Any
+    ) -> tuple[torch.Tensor, Any, list[torch.Tensor | None]]:
+        """Return the results of a step before its optimisers: sums (M,), health and gradients."""
+        zero = torch.zeros_like(next(iter(sums.values())))
+        reported = torch.stack([sums.get(name, zero) for name in names])
+        return reported, health, self._gradients()
+
+    def _shared_metrics(
+        self, num_samples: int, health: Mapping[str, torch.Tensor], models: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Return the metrics of an update that both algorithms have. Shape: () each.
+
+        Args:
+            num_samples: Samples of the rollout, over all processes.
+            health: Measurements of the update.
+            models: Models by role, whose inputs are measured.
+        """
+        stored = self.storage
+        return {
+            "done_rate": self._ranks.mean(stored.dones.float(), num_samples),
+            **{k: v for each in self.extensions for k, v in each.metrics().items()},
+            **finite({**health, **obs_scales(models, stored.observations[0])}),
+        }
 
     def _exchanged(
         self, sums: Any, health: Any, gradients: Sequence[torch.Tensor | None]

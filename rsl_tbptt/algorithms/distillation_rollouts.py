@@ -94,8 +94,8 @@ class DistillationRollouts(Algorithm, Distillation):
         )
         self.held_out = HeldOut(options, storage, ranks)
         """The environments that enter no loss."""
-        self._dagger = Dagger(options, storage.num_envs, self.held_out.trained)
-        self._dagger.num_updates = lambda: self.num_updates
+        trained = self.held_out.trained
+        self._dagger = Dagger(options, storage.num_envs, trained, lambda: self.num_updates)
         per_teacher = LossPerTeacher(self._labels.teacher_names)
         averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
         self._average = WeightAverage(averaged)
@@ -108,7 +108,7 @@ class DistillationRollouts(Algorithm, Distillation):
         self._student = Student(self, student, loss)
         num_steps, device = storage.num_transitions_per_env, storage.dones.device
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
-        self._num_trained_of_ranks = ranks.sum_count(len(self.held_out.trained), device)
+        self._num_trained_of_ranks = ranks.sum_count(len(trained), device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
         self._prepare_recording(self._student.replay)
         self.transaction = Transaction(self, [student], self.experience.largest_mini_batch)

@@ -122,13 +122,24 @@ class Imitation(Extension):
     name = "imitation"
 
     def __init__(
-        self, actor: MLPModel, options: ImitationOptions, storage: RolloutStorage, ranks: Ranks
+        self,
+        actor: MLPModel,
+        options: ImitationOptions,
+        storage: RolloutStorage,
+        ranks: Ranks,
+        waits: Callable[[], bool],
     ) -> None:
-        """Take the imitating actor, the storage of rollouts, and the ranks that train together."""
+        """Set up the schedule; the teacher's model is set later.
+
+        Args:
+            actor: The imitating actor.
+            options: Loss, weight and schedule.
+            storage: The storage of rollouts.
+            ranks: The ranks that train together.
+            waits: Returns whether the schedule waits in this update.
+        """
         self._actor, self._options, self._storage = actor, options, storage
-        self._ranks = ranks
-        self.waits: Callable[[], bool] = lambda: False
-        """Whether the schedule waits in this update; set by the algorithm."""
+        self._ranks, self._waits = ranks, waits
         self.model: MLPModel | None = None
         """The teacher, whatever its weight; None before it is set."""
         self.is_loaded = False
@@ -264,7 +275,7 @@ class Imitation(Extension):
 
     def advance(self, metrics: dict[str, float]) -> None:
         """Advance the schedule unless it waits; turn the update's metrics into those to log."""
-        waits = self.waits()
+        waits = self._waits()
         if self.teacher is None:
             del metrics["teacher"]
         if self._options.teacher_coef > 0:

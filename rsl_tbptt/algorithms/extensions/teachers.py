@@ -388,19 +388,24 @@ class Dagger(Extension):
         to No-Regret Online Learning.
     """
 
-    def __init__(self, options: TeacherOptions, num_envs: int, trained: torch.Tensor) -> None:
+    def __init__(
+        self,
+        options: TeacherOptions,
+        num_envs: int,
+        trained: torch.Tensor,
+        num_updates: Callable[[], int],
+    ) -> None:
         """Take the share and its schedule; the teacher acts nowhere until the first draw.
 
         Args:
             options: The share of the environments that train, and its schedule.
             num_envs: Number of environments N.
             trained: The environments that train; in the others the student acts. Shape: (M,).
+            num_updates: Returns the number of updates so far.
         """
         self._share = options.teacher_action_share
         self._last_update = options.teacher_action_updates
-        self._num_envs, self._trained = num_envs, trained
-        self.num_updates: Callable[[], int] = lambda: 0
-        """Returns the number of updates so far; set by the algorithm."""
+        self._num_envs, self._trained, self._num_updates = num_envs, trained, num_updates
         self._teacher_acts: torch.Tensor | None = None
 
     def begin_rollout(self) -> None:
@@ -412,7 +417,7 @@ class Dagger(Extension):
             return
         share = self._share
         if self._last_update is not None:
-            share *= max(0.0, 1.0 - self.num_updates() / self._last_update)
+            share *= max(0.0, 1.0 - self._num_updates() / self._last_update)
         trained = self._trained
         num_drawn = round(share * len(trained))
         draw = torch.randperm if num_drawn else torch.arange
