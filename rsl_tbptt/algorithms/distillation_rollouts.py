@@ -260,8 +260,7 @@ class DistillationRollouts(Algorithm, Distillation):
         ``save_buffer``, the replay buffer. rsl_rl ignores that key.
         """
         self._average.put_average()  # in the midst of a rollout, too
-        models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
-        own = {"num_updates": self.num_updates, **self._described(models)}
+        own = {"num_updates": self.num_updates, **self._described(self.stateful_models())}
         past = self.experience.past() if self.options.save_buffer else None
         if past is not None:
             own["buffer"] = past
