@@ -63,7 +63,7 @@ def test_a_ppo_checkpoint_has_no_student_to_load():
 
 def load_teacher(path):
     """Set the teacher's file and load the teacher, as the runner does when training starts."""
-    return bool(make(teacher_checkpoint=str(path)).teacher_loaded)
+    make(teacher_checkpoint=str(path)).lazy_teacher.start_training()
 
 
 def test_teacher_checkpoint_loads_the_teacher(tmp_path):
@@ -77,7 +77,7 @@ def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
     ppo_checkpoint(tmp_path / "model_2.pt")
     actor = ppo_checkpoint(tmp_path / "model_10.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "latest"))
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     assert same_first_layer(algorithm.teacher, actor)
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="holds no valid checkpoint"):

@@ -266,7 +266,7 @@ def filled(what: Planned, env: Any, device: str) -> Any:
     algorithm.train_mode()
     # Training asks for the teachers' files when it starts.
     if "teacher" in cfg:
-        algorithm.teacher_loaded.is_loaded = True
+        algorithm.lazy_teacher.is_loaded = True
     elif what.agent["algorithm"].get("teacher_cfg"):
         algorithm.imitation.is_loaded = True
     if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):
