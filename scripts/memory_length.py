@@ -225,10 +225,10 @@ def row(name: str, kind: str, length: int, policies: list[Any], seeds: list[int]
         lengths.append(memory_facts(found)["looks back"].replace(" steps", ""))
         stays.append(found["missed_reset"]["steps"])
         rewards.append(mean_reward(policy, task(kind, 128, length, 2000 + seed)))
-    verdicts = "; ".join(f"{wrong.count(n)} of {len(wrong)}: {n}" for n in dict.fromkeys(wrong))
+    results = "; ".join(f"{wrong.count(n)} of {len(wrong)}: {n}" for n in dict.fromkeys(wrong))
     reward = f"{math.fsum(rewards) / len(rewards):.2f}, least {min(rewards):.2f}"
     missed = " ".join(map(str, stays))
-    return f"| {name} | {length} | {reward} | {'; '.join(lengths)} | {verdicts} | {missed} |"
+    return f"| {name} | {length} | {reward} | {'; '.join(lengths)} | {results} | {missed} |"
 
 
 def task(kind: str, num_envs: int, length: int, seed: int) -> Any:

@@ -219,7 +219,7 @@ class FirstReplay:
         largest = (log_prob - old_log_prob).exp().sub(1.0).abs().max()
         self._ratio = largest if self._ratio is None else torch.maximum(self._ratio, largest)
 
-    def beside(self, loss: Loss, name: str) -> Loss:
+    def with_action_health(self, loss: Loss, name: str) -> Loss:
         """Return a loss that also measures actions, its first outputs, and the labels ``name``."""
 
         def watched(outputs: Outputs, labels: Labels) -> SampleLosses:

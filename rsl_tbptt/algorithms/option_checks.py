@@ -105,7 +105,7 @@ def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: s
 
 @dataclass(kw_only=True)
 class OptionGroup:
-    """Options of one part of an algorithm, which stand beside it; algorithms join several."""
+    """Options of one part of an algorithm, which inherits the groups of all its parts."""
 
     def check_together(self) -> Iterator[str]:
         """Check combinations of options; yield a warning for each option without effect.

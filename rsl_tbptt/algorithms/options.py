@@ -1,4 +1,4 @@
-"""The options of both algorithms: their own, and those that stand beside the extensions."""
+"""The options of both algorithms: their own, and the groups that extensions declare."""
 
 import dataclasses
 import difflib

@@ -72,7 +72,7 @@ class Student:
         """Whether health metrics compare actions with their labels."""
         self.loss: Loss = loss
         if self.measures_labels:
-            self.loss = self.first_replay.beside(loss, ACTIONS)
+            self.loss = self.first_replay.with_action_health(loss, ACTIONS)
         """The loss of an optimiser step."""
         for extension in extensions:
             self.loss = extension.wrap(self.loss)

@@ -257,7 +257,7 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
         train_cfg: dict[str, Any],
         log_dir: str | None = None,
         device: str = "cpu",
-        **further: Any,
+        **kwargs: Any,
     ) -> None:
         """Build models, algorithm and logger.
 
@@ -266,11 +266,11 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
             train_cfg: A :class:`TbpttDistillationRunnerCfg` as a dictionary.
             log_dir: Folder of logs and checkpoints, or None for neither.
             device: Device of models and update.
-            **further: Arguments of a task's own runner.
+            **kwargs: Arguments of a task's own runner.
         """
         train_cfg = copy.deepcopy(train_cfg)  # rsl_rl removes entries from it
         train_cfg |= {role: model_arguments(train_cfg[role]) for role in ("student", "teacher")}
-        super().__init__(env, train_cfg, log_dir, device, **further)
+        super().__init__(env, train_cfg, log_dir, device, **kwargs)
 
     def load(
         self,

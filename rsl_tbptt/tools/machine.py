@@ -10,13 +10,13 @@ PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
 """Distributions that decide a run's numbers on every platform."""
 
 
-def versions(further: tuple[str, ...] = ()) -> dict[str, str | None]:
+def versions(packages: tuple[str, ...] = ()) -> dict[str, str | None]:
     """Return the version of Python and of each package, None where it is not installed.
 
     Args:
-        further: Packages in addition to :data:`PACKAGES`, such as a platform's.
+        packages: Packages in addition to :data:`PACKAGES`, such as a platform's.
     """
-    names = (*PACKAGES, *further)
+    names = (*PACKAGES, *packages)
     return {"python": system.python_version()} | {name: installed_version(name) for name in names}
 
 

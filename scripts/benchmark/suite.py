@@ -28,7 +28,7 @@ class Row:
     case: Case
     measure: Literal["speed", "cost", "memory"] = "speed"
     """Kind of measurement; rows.yaml explains each."""
-    beside: dict[str, Any] = field(default_factory=dict)
+    compared_with: dict[str, Any] = field(default_factory=dict)
     """For cost the values that replace those of ``case`` in the case to compare with."""
     pairs: int = 2
     """Updates of each library; few if one of them takes seconds."""
@@ -133,7 +133,7 @@ def report(results: dict[str, Any]) -> str:
 def _time(row: Row) -> Result:
     """Time a row in a separate process, like a training run."""
     library = "rsl_tbptt" if row.measure == "cost" else "rsl_rl"
-    contestants = [("rsl_tbptt", replace(row.case, **row.beside)), (library, row.case)]
+    contestants = [("rsl_tbptt", replace(row.case, **row.compared_with)), (library, row.case)]
     ours, other = in_own_process(alternate, contestants, row.pairs)
     low, ratio, high = spread(ours, other)
     medians = {"ours": median(ours), "other": median(other)}

@@ -122,7 +122,7 @@ class EventsCfg(pup.EventsCfg):
         params={
             "pillar": ((2.6, 3.2), (-0.4, 0.4)),
             "wall": (1.2, 1.6),
-            "beside": (0.1, 0.35),
+            "offset": (0.1, 0.35),
         },
     )
 

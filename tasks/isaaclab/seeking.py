@@ -157,7 +157,7 @@ def place_pillar_and_wall(
     env_ids: torch.Tensor | slice,
     pillar: tuple[tuple[float, float], tuple[float, float]],
     wall: tuple[float, float],
-    beside: tuple[float, float],
+    offset: tuple[float, float],
 ) -> None:
     """Move pillar and wall to random places.
 
@@ -166,7 +166,7 @@ def place_pillar_and_wall(
         env_ids: Environments where an episode starts. Shape: (n,); or a slice.
         pillar: Ranges of its x and y, from the environment's origin. In m.
         wall: Range of the wall's x, in m.
-        beside: Range of the distance, along y, from the wall's middle to the straight line from
+        offset: Range of the distance, along y, from the wall's middle to the straight line from
             origin to pillar, on either side, so that the shorter way can be seen. In m.
     """
     origins = env.scene.env_origins[env_ids, :2]
@@ -176,7 +176,7 @@ def place_pillar_and_wall(
 
     x, y, wall_x = draw(*pillar[0]), draw(*pillar[1]), draw(*wall)
     side = torch.where(draw(-1.0, 1.0) > 0.0, 1.0, -1.0)
-    wall_y = y * wall_x / x + side * draw(*beside)
+    wall_y = y * wall_x / x + side * draw(*offset)
     for name, place in (("pillar", (x, y)), ("wall", (wall_x, wall_y))):
         asset = env.scene[name]
         pose = asset.data.default_root_pose.torch[env_ids].clone()

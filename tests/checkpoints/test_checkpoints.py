@@ -97,7 +97,8 @@ def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
 def test_the_teachers_file_is_read_when_no_teacher_is_loaded(tmp_path):
     actor = ppo_checkpoint(tmp_path / "teacher.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
-    assert algorithm.teacher_loaded and not same_first_layer(algorithm.teacher, actor)
+    assert algorithm.teacher_loaded
+    assert not same_first_layer(algorithm.teacher, actor)
     roll_out(algorithm, 0)
     assert same_first_layer(algorithm.teacher, actor)
 

@@ -179,7 +179,7 @@ def test_pillar_and_wall_have_new_places_in_every_episode_and_stay_there(seen):
         ([x for x, _ in pillars], drawn["pillar"][0]),
         ([y for _, y in pillars], drawn["pillar"][1]),
         ([x for x, _ in walls], drawn["wall"]),
-        ([abs(offset) for offset in beside], drawn["beside"]),
+        ([abs(offset) for offset in beside], drawn["offset"]),
     ):
         assert low - 1e-4 <= min(values) < low + 0.15 * (high - low)
         assert high - 0.15 * (high - low) < max(values) <= high + 1e-4

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     """Parse a command line and run its command."""
     parser = command_parser()
-    args, further = parser.parse_known_args(words)
+    args, unknown = parser.parse_known_args(words)
     options = vars(args)
     name = options.pop("command")
     in_order = []
@@ -59,11 +59,11 @@ def _run(words: list[str]) -> int:
         if parameter.kind is parameter.POSITIONAL_ONLY:
             in_order.append(options.pop(parameter.name))
         elif parameter.kind is parameter.VAR_POSITIONAL:
-            in_order, further = further, []
+            in_order, unknown = unknown, []
         elif not get_args(kind := parameter.annotation):
             options[parameter.name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
-    if further:
-        parser.error(f"unrecognized arguments: {' '.join(further)}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     require(name)
     return COMMANDS[name](*in_order, **options) or 0
 
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
 
     Positional-only parameters are arguments by place, the others are options. Each is annotated
     with its type, its help and, where needed, argparse's own settings. The help gets the default
-    where its text names none. ``*further`` takes the words that the parser does not know.
+    where its text names none. ``*extra_args`` takes the words that the parser does not know.
     """
     usage = ["%(prog)s", "[options]"]
     for parameter in _parameters(function):

@@ -461,7 +461,7 @@ def _print_differences(differences: Mapping[str, float]) -> None:
 
 
 def play(
-    *further: Annotated[
+    *extra_args: Annotated[
         str,
         "Other arguments go on to the platform's command: --viz newton for a window. With --video"
         " they are settings of the task: env.episode_length_s=4.",
@@ -493,10 +493,10 @@ def play(
                 " platform's own play shows one policy and loads the classes of its task."
             )
         return playing.play(
-            checkpoints[0], num_envs=num_envs or 16, task=task, device=device, further=further
+            checkpoints[0], num_envs=num_envs or 16, task=task, device=device, extra_args=extra_args
         )
     require("play --video")
-    if refused := [word for word in further if word.startswith("-")]:
+    if refused := [word for word in extra_args if word.startswith("-")]:
         raise ValueError(
             f"The arguments {refused} are unknown, expected with --video only settings of the"
             " task: env.episode_length_s=4."
@@ -505,7 +505,7 @@ def play(
     playing.record(
         checkpoints,
         video,
-        overrides=[*further],
+        overrides=[*extra_args],
         num_envs=num_envs or 2,
         task=task,
         trust=trust,

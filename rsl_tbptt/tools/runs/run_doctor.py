@@ -48,7 +48,7 @@ class Judged:
     """Median."""
 
     @property
-    def verdict(self) -> str:
+    def result(self) -> str:
         """``ok``, ``WRONG``, or ``too few updates`` to judge it by."""
         if self.num_updates < self.limit.updates:
             return "too few updates"
@@ -136,9 +136,9 @@ def check_metrics(curves: Curves) -> Findings:
     too_few = [
         f"{one.name} ({one.num_updates} of {one.limit.updates})"
         for one in judged
-        if one.verdict == "too few updates"
+        if one.result == "too few updates"
     ]
-    wrong = [one.limit.describe(one.name, one.value) for one in judged if one.verdict == "WRONG"]
+    wrong = [one.limit.describe(one.name, one.value) for one in judged if one.result == "WRONG"]
     wrong += [
         f"{tag} is {values[-1]}, expected a finite number: with non_finite='skip' the algorithm"
         " undoes such an update and names where NaN or inf came from."

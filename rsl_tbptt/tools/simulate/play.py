@@ -69,7 +69,7 @@ def play(
     task: str | None = None,
     num_envs: int = 16,
     device: str = "cpu",
-    further: Sequence[str] = (),
+    extra_args: Sequence[str] = (),
 ) -> int:
     """Show and run the platform's command until it ends.
 
@@ -78,7 +78,7 @@ def play(
         task: Registered id. None takes the one that the policy was trained on.
         num_envs: Environments to show.
         device: Device of the simulation, ``cpu`` or ``cuda:<index>``.
-        further: Arguments that go on to the command.
+        extra_args: Arguments that go on to the command.
 
     Returns:
         Its exit status.
@@ -92,7 +92,7 @@ def play(
     read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
     trained = platform.find_trained(checkpoint, task)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
-    return run_shown([*command, *further], Path.cwd(), device)
+    return run_shown([*command, *extra_args], Path.cwd(), device)
 
 
 def _platform_with_robots(checkpoint: Path) -> Platform:
