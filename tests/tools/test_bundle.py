@@ -1,8 +1,7 @@
-"""Every form of a bundle acts like the policy: ONNX, TorchScript and C, over 1,000 steps."""
+"""Every form of a bundle acts like the policy: ONNX, TorchScript and C, over 300 steps."""
 
 import copy
 import ctypes
-import importlib.util
 import json
 import re
 import shutil
@@ -44,7 +43,7 @@ MODELS = {
         kind: (RNNModel if kind in OF_RSL_RL else RecurrentModel, LSTM | {"rnn_type": kind})
         for kind in MEMORIES
     },
-    **{f"cnn-{kind}": (CNNRNNModel, LSTM | CNN | {"rnn_type": kind}) for kind in MEMORIES},
+    **{f"cnn-{kind}": (CNNRNNModel, LSTM | CNN | {"rnn_type": kind}) for kind in ("gru", "sru")},
 }
 ROBOT = {
     "observation_groups": {
@@ -104,10 +103,8 @@ GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 WITH_OTHER_DISTRIBUTIONS = [
     ("mlp", None),
     ("gru", {"class_name": "HeteroscedasticGaussianDistribution", "std_type": "log"}),
-    ("lstm", {"class_name": "BetaDistribution"}),
     ("cnn-sru", {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)}),
     ("mlp", {"class_name": Discrete}),
-    ("cnn-lstm", {"class_name": Discrete}),
     ("sru", {"class_name": Exportable}),
 ]
 
@@ -132,7 +129,7 @@ def build(kind, distribution=GAUSSIAN):
     return policy.eval(), {name: group[:1] for name, group in groups.items()}
 
 
-def write(folder, kind, distribution=GAUSSIAN, *, heads=False, steps=1000, fault=None, **options):
+def write(folder, kind, distribution=GAUSSIAN, *, heads=False, steps=300, fault=None, **options):
     """Write the bundle of a policy; ``fault`` changes the exports but not the trajectory."""
     policy, groups = build(kind, distribution)
     width = policy.get_latent(TensorDict(groups, batch_size=[1])).shape[-1]
@@ -149,16 +146,20 @@ def write(folder, kind, distribution=GAUSSIAN, *, heads=False, steps=1000, fault
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads"), [*((kind, True) for kind in MODELS), ("lstm", False), ("cnn-gru", False)]
+    ("kind", "heads"), [*((kind, True) for kind in MODELS), ("cnn-gru", False)]
 )
-def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads):
+def test_all_forms_act_as_the_policy_over_hundreds_of_steps(tmp_path, kind, heads):
     trajectory = write(tmp_path, kind, heads=heads, single_input=heads)
     assert trajectory["reset"].sum() == 2
     differences = verify(tmp_path, [tmp_path])
     assert differences.keys() >= {"onnx", "torchscript", "c"}
     assert max(differences.values()) < TOLERANCE
     if heads:
-        assert_c_is_clean(tmp_path / "c", trajectory)
+        actions = run_c(tmp_path / "c", trajectory, (*STRICT, *SANITIZERS))
+        assert actions is not None
+        np.testing.assert_allclose(actions, trajectory["actions"], atol=TOLERANCE, rtol=0)
+        for source in ("policy.c", "policy_model.c"):
+            assert "alloc" not in (tmp_path / "c" / source).read_text()
 
 
 @pytest.mark.parametrize(("kind", "distribution"), WITH_OTHER_DISTRIBUTIONS)
@@ -174,23 +175,7 @@ STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-def test_an_export_without_torchvision_is_silent(tmp_path, monkeypatch):
-    registration = importlib.import_module("torch.onnx._internal.exporter._registration")
-    find, records = importlib.util.find_spec, []
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torchvision" else find(name)
-    )
-    monkeypatch.setattr(registration.logger, "handle", records.append)
-    write(tmp_path, "mlp", steps=2)
-    assert not records
 
-
-def assert_c_is_clean(folder, golden):
-    actions = run_c(folder, golden, (*STRICT, *SANITIZERS))
-    assert actions is not None
-    np.testing.assert_allclose(actions, golden["actions"], atol=TOLERANCE, rtol=0)
-    for source in ("policy.c", "policy_model.c"):
-        assert "alloc" not in (folder / source).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -229,9 +214,8 @@ def test_torchscript_runs_in_the_libtorch_of_robots(tmp_path, libtorch, kind):
     assert differs == (kind != "mlp")
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lstm", "cnn-gru"])
-def test_torchscript_keeps_no_graph_of_its_steps(tmp_path, kind):
-    policy, groups = build(kind)
+def test_torchscript_keeps_no_graph_of_its_steps(tmp_path):
+    policy, groups = build("cnn-gru")
     export_torchscript(policy, groups, tmp_path / "policy.pt")
     module = torch.jit.load(str(tmp_path / "policy.pt"))
     obs = torch.cat([each.flatten(1).float() for each in groups.values()], dim=1)
@@ -251,17 +235,11 @@ def with_groups_swapped(policy):
         values.data[:, :6] = values.data[:, :6].roll(3, dims=-1)
 
 
-@pytest.mark.parametrize("fault", [without_memory, with_groups_swapped])
-@pytest.mark.parametrize("kind", ["lstm", "cnn-gru"])
-def test_a_faulty_export_is_detected_in_each_form(tmp_path, kind, fault):
-    write(tmp_path, kind, steps=40, fault=fault)
-    assert min(verify(tmp_path, [tmp_path]).values()) > 1e-3
-
-
-def test_a_dropped_reset_is_detected_in_each_form(tmp_path):
-    write(tmp_path, "lstm", steps=40)
-    golden = dict(np.load(tmp_path / "golden.npz"))
-    np.savez(tmp_path / "golden.npz", **{**golden, "reset": np.arange(40) == 0})
+@pytest.mark.parametrize("fault", [without_memory, with_groups_swapped, None])
+def test_a_faulty_export_or_a_dropped_reset_is_detected_in_each_form(tmp_path, fault):
+    golden = write(tmp_path, "cnn-gru", steps=40, fault=fault)
+    if fault is None:
+        np.savez(tmp_path / "golden.npz", **{**golden, "reset": np.arange(40) == 0})
     assert min(verify(tmp_path, [tmp_path]).values()) > 1e-3
 
 
@@ -313,7 +291,7 @@ def test_what_a_bundles_c_code_says_about_itself_is_not_believed(planted):
             verify(bundle, [bundle])
 
 
-FAST = "-O3 -march=native -ffast-math"
+
 
 
 def documented_flags():
@@ -322,9 +300,8 @@ def documented_flags():
     return flags.split()
 
 
-@pytest.mark.parametrize("kind", ["lstm", "cnn-sru"])
-def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path, kind):
-    golden = dict(write(tmp_path, kind, steps=40))
+def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path):
+    golden = dict(write(tmp_path, "cnn-sru", steps=40))
     golden["obs/policy"][5] = [1e30, -1e30, 1e30]
     expected = run_onnx(Policy(tmp_path), golden, ("actions",))["actions"]
     assert np.isfinite(expected).all()
@@ -333,14 +310,13 @@ def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path, kind):
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("flags", ["-O2", FAST])
-def test_the_program_for_the_robot_refuses_nan_whatever_the_flags(tmp_path, flags):
+def test_the_program_for_the_robot_refuses_nan_even_with_fast_math(tmp_path):
     write(tmp_path, "lstm", steps=10)
     folder, program = tmp_path / "c", tmp_path / "replay"
 
     def status():
         sources = [folder / "policy.c", folder / "policy_golden.c"]
-        command = ["gcc", "-std=c99", *flags.split(), *sources, "-o", program, "-lm"]
+        command = ["gcc", "-std=c99", "-O3", "-ffast-math", *sources, "-o", program, "-lm"]
         subprocess.run(command, check=True)
         return subprocess.run([program], check=False).returncode
 
@@ -361,21 +337,6 @@ def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(tmp_path):
     assert "opset 14, IR version 7" in " ".join((tmp_path / "README.md").read_text().split())
     onnx.checker.check_model(model, full_check=True)
     assert b"site-packages" not in model.SerializeToString()  # no paths of this machine
-
-
-def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_path, monkeypatch):
-    group = ROBOT["observation_groups"]["policy"]
-    for term in group["terms"]:
-        monkeypatch.setitem(term, "modifiers", [{"name": "isaaclab:scale", "params": {}}])
-    write(tmp_path, "lstm", steps=2)
-    assert "POLICY_OBS_POLICY_SPEED" in (tmp_path / "c" / "policy.h").read_text()
-    assert "speed 1, by isaaclab:scale" in (tmp_path / "README.md").read_text()
-    monkeypatch.setitem(group, "history_order", "time")
-    write(tmp_path, "lstm", steps=2)
-    header = (tmp_path / "c" / "policy.h").read_text()
-    assert "POLICY_OBS_POLICY_SPEED" not in header
-    assert "#define POLICY_OBS_GOAL 3 /* 3 numbers */" in header.splitlines()
-    assert "all of a step before the next step's: angles" in (tmp_path / "README.md").read_text()
 
 
 def test_infinite_limits_are_json_and_actions_are_clipped_first(tmp_path, monkeypatch):

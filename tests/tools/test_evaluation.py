@@ -1,22 +1,17 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
-from rsl_tbptt.tools.simulate import evaluate
 from rsl_tbptt.tools.simulate.evaluate import (
     EpisodeFacts,
-    acting,
     run_first_episodes,
     summarise,
 )
-from rsl_tbptt.tools.simulate.heads import WatchedHeads
 
 LENGTHS = [2, 5, 3]
 
@@ -64,13 +59,6 @@ class CountingPolicy:
         return action
 
 
-def test_a_policy_without_heads_acts_unwrapped():
-    run = SimpleNamespace(auxiliary={})
-    start: Any = SimpleNamespace(policy=CountingPolicy(), run=run)  # no latent to watch
-    with acting(start, None) as policy:
-        assert policy is start.policy
-
-
 @pytest.fixture
 def episodes():
     env, policy = FakeEnv(), cast("Any", CountingPolicy())
@@ -92,15 +80,6 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
         [1, 3, 0],
         [0, 4, 1],
     ]
-
-
-def test_a_model_in_training_keeps_its_memory():
-    env, model = FakeEnv(), make_model("actor", "gru", 8, seed=1)
-    env.obs = lambda: make_obs(3)
-    model(make_obs(8))
-    before = model.get_hidden_state()
-    run_first_episodes(env, model, env.obs(), max_steps=9)
-    assert model.get_hidden_state() is before
 
 
 @pytest.mark.parametrize(("max_steps", "taken", "left"), [(9, 5, 0), (5, 5, 0), (4, 4, 1)])
@@ -181,29 +160,6 @@ def test_environments_without_managers_provide_ends_in_extras(told):
     assert found == expected
 
 
-class BlindHeads(WatchedHeads):
-    """Heads whose target is NaN."""
-
-    def __init__(self):
-        self.reset = lambda dones=None: None
-
-    def __call__(self, obs):
-        return torch.zeros(3, 1)
-
-    def summary(self):
-        return {"velocity": {"rmse": float("nan"), "rmse_by_column": [float("nan")]}}
-
-
-def test_an_error_of_a_head_that_is_not_finite_is_an_error_of_the_evaluation(monkeypatch):
-    env = FakeEnv()
-    run: Any = SimpleNamespace(platform=SimpleNamespace(step_seconds=lambda _: None))
-    start = SimpleNamespace(env=env, obs=env.obs(), run=run)
-    monkeypatch.setattr(evaluate, "started", lambda *_, **__: nullcontext(start))
-    monkeypatch.setattr(evaluate, "acting", lambda *_: nullcontext(BlindHeads()))
-    with pytest.raises(ValueError, match="head 'velocity' is nan, expected a finite number"):
-        evaluate.evaluate(run)
-
-
 def test_summary():
     summary = summarise(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 5, 6]), 0.5)
     assert summary["episodes"] == 3
@@ -212,8 +168,3 @@ def test_summary():
     # t(0.975; 2 degrees of freedom) = 4.3027, standard error 1 / sqrt(3)
     half = 4.3027 * 0.57735
     assert summary["confidence_interval"] == pytest.approx([2 - half, 2 + half], abs=1e-3)
-
-
-def test_equal_returns_have_an_interval_without_width():
-    summary = summarise(torch.full((100,), 2.0), torch.full((100,), 4), None)
-    assert summary["confidence_interval"] == [2.0, 2.0]

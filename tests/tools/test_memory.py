@@ -66,7 +66,7 @@ def measured(policy, *recorded, gradient_length=None):
     return {**found, **known}
 
 
-@pytest.mark.parametrize("steps", [1, 4, 24, 70])
+@pytest.mark.parametrize("steps", [1, 24])
 def test_a_delay_line_looks_back_its_length(steps):
     found = measured(delay_line(steps))
     assert found["length"] == found["groups"]["a"]["length"] == steps
@@ -81,7 +81,7 @@ def test_a_delay_line_looks_back_its_length(steps):
     assert judge_memory(found) == (f"model_1.pt: the policy looks back {steps} steps", [])
 
 
-@pytest.mark.parametrize("keep", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("keep", [0.5, 0.9])
 def test_the_influence_of_an_exponential_filter_decays_by_its_factor(keep):
     found = measured(exponential_filter(keep))
     influence = torch.tensor(found["influence"])
@@ -93,7 +93,7 @@ def test_the_influence_of_an_exponential_filter_decays_by_its_factor(keep):
     assert found["length"] == pytest.approx(1 + math.log(0.1) / math.log(keep), abs=1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_cue_that_is_shown_in_one_step_of_50_is_not_missed(seed):
     obs, starts = rollout(episode=50)
     cue = torch.where(starts[..., None], obs["a"].sign(), 0.0)
@@ -112,19 +112,6 @@ def test_groups_have_their_own_length():
     lengths = {name: group["length"] for name, group in found["groups"].items()}
     assert lengths == {"a": 2, "b": 5, "ignored": 0}
     assert found["length"] == 5
-
-
-def test_images_keep_their_type():
-    generator = torch.Generator().manual_seed(3)
-    pixels = torch.randint(0, 255, (T, N, 1, 2, 2), generator=generator, dtype=torch.uint8)
-
-    def step(state, obs):
-        assert obs["pixels"].dtype == torch.uint8
-        state = torch.cat((obs["pixels"].float().mean((1, 2, 3))[:, None], state[:, :3]), dim=1)
-        return state, state[:, -1:]
-
-    found = measured(HandMade(4, step), *rollout(pixels=pixels))
-    assert found["groups"]["pixels"]["length"] == 3
 
 
 def test_a_policy_without_memory_is_a_result_and_no_error():
@@ -203,23 +190,6 @@ def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
     assert found["groups"]["a"]["outlier"]["steps"] >= 30
     looked_at = f"model_1.pt: the policy looks back mostly 3 steps, a tail to at least {tail} steps"
     assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
-
-
-def test_episodes_end_what_can_be_observed():
-    """A memory of the whole episode is no poison, even if an outlier stays until its end."""
-    found = measured(HandMade(5, latch), *rollout(episode=8))
-    assert found["groups"]["a"]["outlier"]["observed"] <= 7
-    assert judge_memory(found)[1] == []
-
-
-def test_units_that_move_together_count_as_one():
-    def step(state, obs):
-        return torch.cat((obs["a"], -obs["a"], 0.01 * obs["b"], obs["b"]), dim=1), obs["a"]
-
-    b = torch.randn(T, N, 1, generator=torch.Generator().manual_seed(4)) * math.sqrt(2)
-    found = measured(HandMade(4, step), *rollout(b=b))
-    assert (found["units"], found["moving"]) == (4, 3)
-    assert found["effective"] == pytest.approx(2, rel=0.05)  # variances 2 and 2 along two axes
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -131,52 +130,9 @@ def simulated(platform, task, **options):
     return platform.simulated_env(Simulation(task=task, **options))
 
 
-@pytest.mark.parametrize("platform", [mjlab, rsl_rl_alone])
-def test_overrides_are_refused_where_there_are_none(platform):
-    with pytest.raises(ValueError, match="overrides is"):
-        simulated(platform, "Task", overrides=["presets=depth"]).__enter__()
-
-
 def test_a_task_that_mjlab_does_not_know_is_named(registry):
     with pytest.raises(ValueError, match=r"The task is 'Task', expected one of \['Other'"):
         simulated(mjlab, "Task").__enter__()
-
-
-MAKER = """
-class Env:
-    num_envs, device, max_episode_length, get_observations, step = 2, "cpu", 3, None, None
-
-    def __init__(self, *arguments):
-        self.arguments, self.is_open = arguments, True
-
-    def close(self):
-        self.is_open = False
-
-
-def make(num_envs, seed, device):
-    return Env(num_envs, seed, device)
-"""
-
-
-@pytest.fixture
-def maker(tmp_path, monkeypatch):
-    (tmp_path / "my_maker.py").write_text(MAKER)
-    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-
-
-def test_an_environment_is_made_by_the_users_function_and_closed(maker):
-    with simulated(rsl_rl_alone, "my_maker:make") as env:
-        assert env.arguments == (2, 5, "cpu")
-        assert env.is_open
-    assert not env.is_open
-
-
-@pytest.mark.parametrize("name", ["my_maker:other", "other_maker:make", "my_maker", ":make", ""])
-def test_a_function_that_is_not_there_is_named(maker, name):
-    with pytest.raises(ValueError, match=f"--env is '{name}', expected module:function"):
-        simulated(rsl_rl_alone, name).__enter__()
 
 
 class Drawing:
@@ -200,11 +156,6 @@ def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
     with pytest.raises(ValueError, match="episode_length_buf is not 0 everywhere"):
         rsl_rl_alone.restart(Drawing(steps=3), 5)
     assert rsl_rl_alone.restart(Resetting(steps=3), 5)["policy"].shape == (2, 3)
-
-
-def test_rsl_rl_alone_asks_for_what_it_cannot_know(checkpoint):
-    with pytest.raises(ValueError, match="--env module:function"):
-        rsl_rl_alone.find_trained(checkpoint)
 
 
 @dataclasses.dataclass
@@ -263,60 +214,12 @@ def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
         noted.warn_of_others(cfg)
 
 
-def test_a_section_of_another_class_is_named_as_a_whole(tmp_path):
-    physics = {"class_type": "a:Newton", "dt": 0.1}
-    noted, cfg = NotedEnv(noted_env(tmp_path, pose=physics), dataclasses.asdict), EnvCfg(pose={})
-    cfg.pose = {"class_type": "b:PhysX", "dt": 0.2}
-    noted.apply(cfg)
-    assert cfg.pose == {"class_type": "b:PhysX", "dt": 0.2}
-    with pytest.warns(UserWarning, match=r"env\.yaml in pose, expected"):
-        noted.warn_of_others(cfg)
-
-
-def test_what_building_completes_as_in_training_is_no_difference(tmp_path):
-    cfg, noted = (
-        EnvCfg(),
-        NotedEnv(noted_env(tmp_path, kind="/World/envs/env_.*/Robot"), dataclasses.asdict),
-    )
-    noted.apply(cfg)
-    cfg.kind = "/World/envs/env_.*/Robot"
-    noted.warn_of_others(cfg)
-
-
 def test_what_the_user_overrides_is_left_alone(tmp_path, capsys):
     noted = NotedEnv(noted_env(tmp_path, decimation=8, episode_length_s=2.0), dataclasses.asdict)
     cfg = EnvCfg(decimation=4)
     noted.apply(cfg, EnvCfg())
     assert cfg == EnvCfg(decimation=4, episode_length_s=2.0)
     assert "decimation" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [("a: [", "cannot be read: "), ("3", "holds 3, expected a mapping")]
-)
-def test_a_noted_environment_that_cannot_be_read_is_refused(tmp_path, text, reason):
-    (tmp_path / "env.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"env\.yaml' {reason}"):
-        NotedEnv(tmp_path / "env.yaml", dataclasses.asdict)
-
-
-def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
-    built = []
-
-    class Env:
-        def __init__(self, cfg, *_, **__):
-            built.append(cfg)
-
-        def close(self):
-            pass
-
-    module = SimpleNamespace(ManagerBasedRlEnv=Env, RslRlVecEnvWrapper=Env)
-    monkeypatch.setattr(mjlab_module, "import_module", lambda _: module)
-    monkeypatch.setattr(mjlab_module, "asdict", dataclasses.asdict)
-    monkeypatch.setattr(Registry, "load_env_cfg", lambda *_: EnvCfg(), raising=False)
-    file = noted_env(tmp_path, decimation=8, seed=9)
-    with simulated(mjlab, "Student", noted=file):
-        assert built[0] == EnvCfg(decimation=8, seed=5, scene=Section(num_envs=2))
 
 
 def test_a_program_is_looked_for_beside_this_python_then_on_the_path(tmp_path, monkeypatch):

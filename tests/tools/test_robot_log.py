@@ -15,7 +15,6 @@ from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
-from rsl_tbptt.tools.robot.robot_program import usual_orders
 
 NUM_STEPS = 60
 JOINTS = ["FL_hip", "FR_hip", "FL_knee", "FR_knee"]
@@ -108,14 +107,6 @@ def with_terms(bundle, folder, **entries):
     return folder
 
 
-def test_a_term_that_training_delays_may_be_late(bundle, tmp_path, log):
-    log["raw/policy/turn"] = np.roll(log["raw/policy/turn"], -1, axis=0)
-    assert [fault.kind for fault in diagnosed(bundle, tmp_path, log).faults] == ["late"]
-    [turn, angles] = ROBOT["observation_groups"]["policy"]["terms"]
-    delayed = with_terms(bundle, tmp_path / "b", terms=[turn | {"delay_max_lag": 1}, angles])
-    assert diagnosed(delayed, tmp_path, log).faults == []
-
-
 @pytest.mark.parametrize("order", ["term", "time"])
 def test_histories_are_joined_by_term_or_by_time(bundle, tmp_path, log, order):
     turn, angle = log["raw/policy/turn"][:, :1], log["raw/policy/angles"][:, :2]
@@ -163,15 +154,6 @@ def test_groups_that_are_joined_in_the_wrong_order_are_named(bundle, tmp_path, l
     )
 
 
-def test_the_order_of_groups_does_not_depend_on_which_were_logged(bundle, tmp_path, log):
-    obs, goal = log["obs/policy"], log["obs/goal"]
-    for given in ((goal, obs), (obs, goal)):
-        found = log | {"actions": recorded(Policy(bundle), *given, log["reset"])["actions"]}
-        del found["obs/policy"], found["targets"]
-        kinds = [fault.kind for fault in diagnosed(bundle, tmp_path, found).faults]
-        assert kinds == (["swapped"] if given[0] is goal else [])
-
-
 def test_differences_without_a_known_fault_are_reported(bundle, tmp_path, log):
     log["actions"] = np.tanh(3.0 * log["actions"]) + 0.2
     log["targets"] = log["actions"] ** 2
@@ -205,18 +187,13 @@ def logged(bundle, readings, wrong=np.positive):
 DIFFERENT = {
     "degrees": np.rad2deg,
     "default positions not subtracted": lambda angles: angles + np.asarray([0.1, -0.1, 0.8, -1.5]),
-    "a constant": np.zeros_like,
-    "of another robot": lambda angles: walk(99)[0][:, 2:],
 }
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.005])
 @pytest.mark.parametrize("wrong", DIFFERENT.values(), ids=DIFFERENT)
-def test_observations_that_differ_by_more_than_noise_are_a_failure(
-    bundle, tmp_path, capsys, wrong, noise
-):
+def test_observations_that_differ_by_more_than_noise_are_a_failure(bundle, tmp_path, capsys, wrong):
     values, generator = walk(0)
-    readings = [noisy(values, generator, noise) for _ in range(2)]
+    readings = [noisy(values, generator, 0.005) for _ in range(2)]
     np.savez(tmp_path / "a.npz", **logged(bundle, readings, wrong))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
     assert re.search(
@@ -226,17 +203,8 @@ def test_observations_that_differ_by_more_than_noise_are_a_failure(
     assert main(["verify", str(bundle), "--log", str(tmp_path / "b.npz")]) == 0
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.005])
-def test_a_joint_that_differs_is_a_failure(bundle, tmp_path, noise):
-    values, generator = walk(0)
-    readings = [noisy(values, generator, noise) for _ in range(2)]
-    log = logged(bundle, readings, lambda angles: angles + 0.1 * (np.arange(4) == 1))
-    [fault] = diagnosed(bundle, tmp_path, log).faults
-    assert fault.text.startswith("policy/angles: 1 of 4 numbers differ by up to 0.1")
-
-
 def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
-    for seed in range(8):
+    for seed in range(3):
         values, generator = walk(seed, deviation=0.0)
         readings = [noisy(values, generator, 0.02) for _ in range(2)]
         found = diagnosed(bundle, tmp_path, logged(bundle, readings))
@@ -244,21 +212,14 @@ def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
         assert "policy/turn is not compared: its noise hides it" in found.notes
 
 
-@pytest.mark.parametrize("name", ["raw/policy/angles", "obs/policy"])
-def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
+def test_a_spike_does_not_hide_a_fault(bundle, tmp_path):
     values, generator = walk(0)
     readings = [noisy(values, generator, 0.005) for _ in range(2)]
     log = logged(bundle, readings, np.negative)
-    log[name][30, -1] = 1e3
+    log["raw/policy/angles"][30, -1] = 1e3
     found = diagnosed(bundle, tmp_path, log)
     text = "policy/angles: the sign is flipped"
     assert [fault.text for fault in found.faults if fault.kind == "sign flipped"] == [text]
-
-
-def test_an_action_scale_that_is_a_little_off_is_a_failure(bundle, tmp_path, log):
-    log["targets"] = targets_of(log["actions"] * 0.25 / 0.3)
-    [fault] = diagnosed(bundle, tmp_path, log).faults
-    assert re.match(r"actions/legs: 4 of 4 numbers differ by up to 0.0\d+, and no", fault.text)
 
 
 def test_the_tolerance_decides(bundle, tmp_path, log):
@@ -273,8 +234,6 @@ def test_the_tolerance_decides(bundle, tmp_path, log):
     [
         (["targets"], "Nothing in the log .* targets are not compared: actions are missing"),
         (["obs/policy"], "Nothing in the log .* raw/policy/TERM are not there; actions are not"),
-        (["raw/policy/turn", "raw/policy/angles"], "Nothing in the log .*: they are missing"),
-        (["reset", "actions", "raw/policy/turn"], "Nothing in the log .*: obs/policy is missing"),
     ],
 )
 def test_a_log_with_nothing_to_compare_is_refused(bundle, tmp_path, log, names, message):
@@ -282,12 +241,9 @@ def test_a_log_with_nothing_to_compare_is_refused(bundle, tmp_path, log, names, 
         diagnosed(bundle, tmp_path, {name: log[name] for name in names})
 
 
-@pytest.mark.parametrize(
-    ("name", "mistyped"), [("raw/policy/angles", "raw/policy/angels"), ("actions", "action")]
-)
-def test_a_mistyped_array_is_refused(bundle, tmp_path, log, name, mistyped):
-    log[mistyped] = log.pop(name)
-    with pytest.raises(ValueError, match=f"{mistyped} of the log is unknown: did you mean {name}"):
+def test_a_mistyped_array_is_refused(bundle, tmp_path, log):
+    log["action"] = log.pop("actions")
+    with pytest.raises(ValueError, match="action of the log is unknown: did you mean actions"):
         diagnosed(bundle, tmp_path, log)
 
 
@@ -300,7 +256,6 @@ LEGS = JOINTS[::-1]
     [
         ({"parameters": {"asset_cfg": {"entity": "robot", "joint_names": LEGS}}}, "FR_hip"),
         ({"parameters": {}, "function": "joint_pos_rel"}, "FL_knee"),
-        ({"parameters": {}, "function": "my_angles"}, "[2]"),
         ({"parameters": {"asset_cfg": {"entity": "arm"}}, "function": "joint_pos_rel"}, "[2]"),
         ({}, "[2]"),
     ],
@@ -312,14 +267,6 @@ def test_a_joint_is_named_only_where_it_is_certain(bundle, tmp_path, log, term, 
     log["raw/policy/angles"][:, 2] *= -1.0
     [fault] = diagnosed(folder, tmp_path, {n: v for n, v in log.items() if n != "actions"}).faults
     assert fault.text == f"policy/angles: the sign of {expected} is flipped"
-
-
-def test_numbers_far_from_those_of_training_are_reported(bundle, tmp_path, log):
-    obs = log["obs/policy"] + np.where(np.arange(6) == 4, 57.3, 0.0)
-    log["raw/policy/angles"] = obs[:, 2:]
-    log |= recorded(Policy(bundle), obs, log["obs/goal"], log["reset"])
-    [note, _] = diagnosed(bundle, tmp_path, log).notes
-    assert re.match(r"obs/policy\[4\] is 57.* on average, in training it was -?0\.\d", note)
 
 
 def test_actions_alone_are_a_replay_of_the_bundles_observations(bundle, tmp_path):
@@ -382,12 +329,3 @@ def test_a_file_that_is_no_log_is_refused(bundle, tmp_path):
     (tmp_path / "robot.csv").write_text("reset,actions[0]\n")
     with pytest.raises(ValueError, match=r"The log has steps .*, at least 2"):
         diagnose_log(bundle, tmp_path / "robot.csv")
-
-
-def test_orders_of_joints_that_others_use():
-    legs = ["FL_hip", "FL_knee", "FR_hip", "FR_knee"]
-    assert {tuple(legs[i] for i in order) for order in usual_orders(legs)} == {
-        ("FL_hip", "FR_hip", "FL_knee", "FR_knee"),
-        ("FR_hip", "FR_knee", "FL_hip", "FL_knee"),
-    }
-    assert usual_orders(["hip"]) == usual_orders([]) == []
