@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rsl_rl.utils.logger import Logger
 from support.numerics import with_signs_turned
-from support.safe_runs import NUM_ENVS, STOCK, assert_same, make_runner, model_cfg
+from support.safe_runs import NUM_ENVS, assert_same, make_runner, model_cfg
 from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -44,16 +43,11 @@ CASES = {
         {"buffer_rollouts": 2, "save_buffer": True, "num_mini_batches": 2},
     ),
     "ppo": ("ppo", {"num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}),
-    "a KL penalty": ("ppo", {"policy_loss": "kl_penalty", "schedule": "fixed"}),
     "rnd": ("ppo", {"num_mini_batches": 2, "rnd_cfg": RND}),
     "mirrored robots": ("ppo", {"num_mini_batches": 2, "symmetry_cfg": SYMMETRY}),
     "mirrored robots of a student": (
         "distillation",
         {"buffer_rollouts": 2, "save_buffer": True, "symmetry_cfg": SYMMETRY},
-    ),
-    "a teacher that fades with the return": (
-        "ppo",
-        {"teacher_coef": 0.5, "teacher_schedule": "return", "teacher_return": 5.0},
     ),
     "a recurrent teacher of ppo": (
         "ppo",
@@ -61,10 +55,6 @@ CASES = {
     ),
     "several recurrent teachers": ("distillation", {"buffer_rollouts": 0}),
     "held-out environments": ("distillation", {"buffer_rollouts": 0, "held_out_envs": 2}),
-    "weights by steps of the episode": (
-        "distillation",
-        {"buffer_rollouts": 0, "imitation_weight": lambda rollout: rollout.episode_steps + 1.0},
-    ),
 }
 
 
@@ -184,23 +174,6 @@ def test_generators_continue_when_training_starts_and_not_when_a_file_is_loaded(
     assert seen == [expected]
 
 
-def test_a_checkpoint_of_an_older_release_can_be_resumed(tmp_path):
-    case = "several recurrent teachers"
-    make(tmp_path, "run", case).learn(1)
-    path = tmp_path / "run" / "model_0.pt"
-    file = torch.load(path, weights_only=True)
-    resume = file["rsl_tbptt_runner"]["resume"]
-    del resume["generators"]["python"]
-    states = resume["hidden_states"]
-    resume["hidden_states"] = {"student": states["student"], "teacher": torch.ones(1, 4, 24)}
-    torch.save(file, path)
-    resumed = make(tmp_path, "run", case)
-    resumed.load(str(path))
-    generator = random.getstate()
-    resumed.learn(1)
-    assert random.getstate() == generator
-
-
 def test_a_state_that_could_not_be_loaded_again_is_refused_at_the_first_save(tmp_path):
     env = Env()
     env.state_dict = lambda: {"level": np.zeros(3)}
@@ -209,43 +182,6 @@ def test_a_state_that_could_not_be_loaded_again_is_refused_at_the_first_save(tmp
         runner.learn(1)
     with pytest.raises(ValueError, match="infos holds a date, expected tensors and plain"):
         make_runner().save(str(tmp_path / "model.pt"), infos={"day": date(2026, 1, 1)})
-
-
-def test_infos_with_numpys_numbers_can_be_loaded_again(tmp_path):
-    runner = make_runner()
-    runner.logger.writer = None  # which rsl_rl 5.0 lacks before a training
-    infos = {"score": np.float64(1.5), "done": np.bool_(True), "level": torch.ones(2)}
-    runner.save(str(tmp_path / "model_0.pt"), infos)
-    assert_same(make_runner().load(str(tmp_path / "model_0.pt")), infos)
-
-
-def test_saving_what_was_loaded_keeps_the_state_to_resume(tmp_path):
-    make_runner(tmp_path).learn(2)
-    copied = make_runner()
-    copied.logger.writer = None  # as above
-    copied.load(str(tmp_path / "latest"))
-    copied.save(str(tmp_path / "copy.pt"))
-    one, other = (
-        torch.load(tmp_path / name, weights_only=True)["rsl_tbptt_runner"]
-        for name in ("model_1.pt", "copy.pt")
-    )
-    assert_same(other["resume_of_ranks"], [one.pop("resume")])
-    assert other["num_iterations"] == one["num_iterations"] == 2
-
-
-def test_the_remaining_time_counts_the_iterations_before_a_resume(tmp_path, monkeypatch):
-    starts, log = [], Logger.log
-
-    def noted(self, it, start_it, **values):
-        starts.append(start_it)
-        log(self, it, start_it, **values)
-
-    make_runner(tmp_path).learn(2)
-    monkeypatch.setattr(Logger, "log", noted)
-    resumed = make_runner(tmp_path)
-    resumed.load(str(tmp_path / "latest"))
-    resumed.learn(2)
-    assert starts == [0, 0]  # rsl_rl divides the time of all iterations by those from here on
 
 
 def simulator():
@@ -267,36 +203,6 @@ def test_without_a_restored_environment_hidden_states_start_empty(
     resumed.learn(1)
     assert states == [None]
     assert resumed.logger.tot_timesteps == 3 * 6 * NUM_ENVS
-
-
-def test_a_teachers_checkpoint_resumes_nothing(tmp_path):
-    make_runner(tmp_path, "ppo").learn(1)
-    student = make_runner()
-    teacher = student.alg.teacher.state_dict()
-    file = torch.load(tmp_path / "model_0.pt", weights_only=True)
-    del file["rsl_tbptt"]  # it records the actor's groups, as does its folder's config
-    path = tmp_path / "elsewhere" / "model_9.pt"
-    path.parent.mkdir()
-    torch.save({**file, "actor_state_dict": teacher}, path)
-    student.load(str(path))
-    assert (student.num_iterations, student._resumed) == (0, [])
-
-
-def test_rnd_continues_under_rsl_rls_own_runner(tmp_path):
-    trained = make(tmp_path, None, "rnd", runner_class=STOCK["ppo"])
-    trained.learn(2)
-    path = tmp_path / "model_1.pt"
-    torch.save({**trained.alg.save(), "iter": 1, "infos": None}, path)
-    resumed = make(tmp_path, None, "rnd", runner_class=STOCK["ppo"])
-    resumed.load(str(path))
-    rewards = [torch.full((NUM_ENVS,), 1.0), torch.full((NUM_ENVS,), 3.0)]
-    for reward in rewards:
-        one, other = (r.alg.rnd.reward_normalizer(reward) for r in (trained, resumed))
-        assert torch.equal(one, other)
-    obs = trained.env.get_observations()
-    one, other = (r.alg.rnd.get_intrinsic_reward(obs) for r in (trained, resumed))
-    assert torch.equal(one, other)
-    assert trained.alg.rnd.weight == resumed.alg.rnd.weight < 5.0
 
 
 @pytest.mark.parametrize(
