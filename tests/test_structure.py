@@ -99,12 +99,6 @@ def test_wings_of_the_tools_import_lower_ones_only():
     assert {a for a, _ in upward(imports(ROOT))} <= {OPENS_BUNDLES}
 
 
-def test_the_check_of_wings_can_fail():
-    lower, higher = (f"{PACKAGE}.tools.{name}" for name in ("simulate.play", "robot.export"))
-    assert upward({lower: {higher}}) == {(lower, higher)}
-    assert upward({higher: {lower}}) == set()
-
-
 @pytest.mark.parametrize(
     "second",
     [

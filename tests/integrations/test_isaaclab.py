@@ -10,7 +10,6 @@ pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import isaaclab_tasks  # noqa: F401
 import torch
-import yaml
 from isaaclab.utils import configclass, to_dict
 from isaaclab.utils.io import dump_yaml
 from isaaclab_rl.rsl_rl import (
@@ -113,18 +112,6 @@ def test_options_of_the_command_line_reach_the_algorithm_also_in_a_stock_config(
         assert (parsed.max_grad_norm, parsed.teacher_cfg) == (None, eval(TEACHER))
     else:
         assert parsed.tail == "drop"
-
-
-def test_slices_and_functions_survive_a_config_and_its_file(tmp_path):
-    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
-    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
-    given = {name: v for name, v in handed_on(cfg)[1].items() if name not in TAKEN_BY_RSL_RL}
-    options = DistillationOptions.parse(given)
-    assert options.loss_type == slices
-    assert options.imitation_weight in (make_obs, "support.helpers:make_obs")
-    dump_yaml(str(tmp_path / "agent.yaml"), cfg)
-    dumped = yaml.safe_load((tmp_path / "agent.yaml").read_text())
-    assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
 
 
 def test_the_model_of_a_config_has_a_cnn_and_memory():

@@ -4,24 +4,18 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from support.triton_on_cpu import triton_engine_on_cpu
 from torch import nn
-from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 
-from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.models import CNNRNNModel
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, fill
-from scripts.benchmark.launches import Launches, kernels_without_work
-from scripts.benchmark.limit import device_time, profile_update, shares_of, update_flops
-from scripts.benchmark.memory import Memory, fit, measure_memory
+from scripts.benchmark.limit import update_flops
+from scripts.benchmark.memory import Memory, fit
 from scripts.benchmark.stepped import SteppedCNNRNNModel
 from scripts.benchmark.suite import load_rows
 
@@ -121,16 +115,6 @@ def test_rows_that_do_not_exist_are_refused(monkeypatch, tmp_path, capsys):
     assert "--rows is 'ppo-7', expected a part of one of ['dist" in capsys.readouterr().err
 
 
-def test_rows_have_unique_names_and_are_compared_with_their_targets():
-    names = [row.name for row in ROWS]
-    assert len(set(names)) == len(names)
-    speed = next(row for row in ROWS if row.name == "distillation-64-lstm-float32")
-    assert [speed.result(ratio)["reached"] for ratio in (2.8, 2.7)] == [True, False]
-    cost = next(row for row in ROWS if row.name == "ppo-cost-of-dones")
-    assert [cost.result(ratio)["reached"] for ratio in (1.1, 1.2)] == [True, False]
-    assert replace(cost, target=None).result(9.0)["reached"] is None
-
-
 @pytest.mark.parametrize(("camera_period", "rnn_type"), [(1, "gru"), (5, "lstm")])
 def test_a_camera_model_is_compared_with_a_stepped_one(camera_period, rnn_type):
     sizes = {"image_size": (58, 87), "obs_dims": {"policy": 53}}
@@ -156,7 +140,6 @@ def test_a_camera_repeats_each_frame_for_its_period():
     ("agent", "kind"),
     [
         ("gear-assembly-ur10e", ""),
-        ("gear-assembly-rizon4s", ""),
         ("shadow-hand", ""),
         ("anymal-d-ppo", "recurrent_"),
         ("anymal-d-distillation", "distillation_recurrent_"),
@@ -221,24 +204,6 @@ def test_operations_are_those_of_rsl_rls_update(
     assert update_flops(case) == pytest.approx(counter.get_total_flops(), rel=0.1)
 
 
-def test_a_repeated_frame_counts_once():
-    every, fifth = (replace(TINY, camera_period=period) for period in (1, 5))
-    assert update_flops(fifth) < 0.5 * update_flops(every)
-
-
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_the_profile_counts_the_products():
-    """The expected number is worked by hand for 4 mini-batches of one window, actor and critic.
-
-    The RNN has 4 products forward, 3 backward and 1 for all weights; another is empty, because no
-    gate of an LSTM depends on x alone. Each of the MLP's 4 layers has one product forward and two
-    backward.
-    """
-    case = replace(TINY, algorithm="ppo", num_steps=4, gradient_length=4, done_rate=0.0)
-    shares = {kind: calls for kind, _, calls in shares_of(profile_update(case))}
-    assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 1 + 4 * 3)
-
-
 @pytest.mark.usefixtures("_made_up")
 @pytest.mark.parametrize(
     ("megabytes", "seconds", "num_envs", "num_epochs"),
@@ -260,23 +225,6 @@ def test_limits_that_leave_too_few_environments_are_refused():
         fit(LARGE, 120.0, 1e6)
 
 
-@pytest.mark.parametrize("stage", ["rollout", "update"])
-def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
-    stages: dict[str, Any] = dict.fromkeys(("rollout", "update"), lambda *_: None)
-    stages[stage] = lambda *_: torch.ones(25_000_000)  # 100 MB, freed at once
-    algorithm = SimpleNamespace(
-        storage=SimpleNamespace(clear=lambda: None),
-        optimizer=SimpleNamespace(state={}),
-        update=stages["update"],
-    )
-    monkeypatch.setattr(memory, "build", lambda case, library: algorithm)
-    monkeypatch.setattr(memory, "fill", lambda *_, seed=0: stages["rollout"]())
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    found = measure_memory(TINY, "rsl_rl")
-    assert 99 < found.process_peak < 105
-    assert (found.update_peak > 99) == (stage == "update")
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
@@ -294,47 +242,3 @@ def test_the_host_is_timed_next_to_rsl_rls_without_recurrent_layers(monkeypatch,
     # PPO's steps run two layers over 24 steps, distillation's one layer over 15 or 9. A step of a
     # layer is a product and a kernel, forward and backward.
     assert all(count > 4 * steps for count, steps in zip(counts, (12, 2 * 24), strict=True))
-
-
-def test_kernels_that_compute_nothing_are_counted_like_those_that_do():
-    pytest.importorskip("triton", reason="this torch came without Triton")
-    case = replace(TINY, options={"scan_engine": "triton"})
-
-    def names(engine):
-        with engine():
-            algorithm = build(case, "rsl_tbptt")
-            fill(algorithm, case, seed=0)
-            with Launches() as launches:
-                algorithm.update()
-        return launches.names
-
-    assert names(kernels_without_work) == names(triton_engine_on_cpu)
-
-
-def test_time_on_a_device_counts_once_what_overlaps():
-    spans = [(0, 10, "CPU"), (5, 10, "CUDA"), (8, 20, "CUDA"), (9, 11, "CUDA"), (30, 31, "CUDA")]
-    events = [
-        SimpleNamespace(
-            device_type=getattr(DeviceType, device),
-            time_range=SimpleNamespace(start=start, end=end),
-        )
-        for start, end, device in spans
-    ]
-    profiler: Any = SimpleNamespace(events=lambda: events)
-    assert device_time(profiler) == pytest.approx(16e-6)
-
-
-def test_the_rows_of_what_people_train_are_the_defaults():
-    """Those of ``TbpttDistillation``; a CPU leaves out the large ones."""
-    trained = [row for row in load_rows("rows") if row.name.startswith("trained")]
-    (student,) = {
-        (row.case.gradient_length, row.case.num_learning_epochs, *row.case.options.values())
-        for row in trained
-        if row.case.algorithm == "distillation"
-    }
-    options = DistillationOptions()
-    names = ("gradient_length", "num_learning_epochs", "num_mini_batches", "buffer_rollouts")
-    assert student == tuple(getattr(options, name) for name in names)
-    on_cpu = suite.select(trained, "", "cpu")
-    assert {row.case.num_envs for row in on_cpu} == {256}
-    assert all(row.case.tf32 and row.case.done_rate == 0.002 for row in trained)

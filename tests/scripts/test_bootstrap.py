@@ -122,20 +122,6 @@ def test_missing_uv_is_installed_into_the_checkout(machine):
     assert (machine.checkout / ".venv-uv" / "bin" / "uv").exists()
 
 
-def test_uv_looks_for_a_python_before_it_fetches_one(machine):
-    machine.put_uv()
-    assert machine.run("environment", UV_FINDS="known/python").returncode == 0
-    assert machine.venv_python() == "known/python"
-    assert not machine.calls("uv python install")
-    machine.log.write_text("")
-    machine.run("environment", UV_FETCHES="yes")
-    assert machine.calls("uv python") == [
-        "uv python find --no-python-downloads 3.12",
-        "uv python install 3.12",
-        "uv python find 3.12",
-    ]
-
-
 def test_a_missing_program_is_reported_in_one_line(machine):
     assert "install uv, or python3 with pip" in only_line(machine.run("environment"))
     machine.put_uv()

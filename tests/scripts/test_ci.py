@@ -68,19 +68,6 @@ def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fa
     assert (result.returncode == 0) is (not fails)
 
 
-@pytest.mark.parametrize(
-    ("variables", "last"),
-    [
-        ({"FAILS": "test-matrix", "BREAKS": "yes"}, "5 passed, 2 skipped, 1 error in 60.25s"),
-        ({"FAILS": "test", "VENV": "/absent"}, "1 error in 0.00s"),
-    ],
-)
-def test_a_run_without_a_report_is_an_error(tmp_path, repository, variables, last):
-    _, result = run_ci(tmp_path, repository, **variables)
-    assert result.stdout.splitlines()[-1] == last
-    assert result.returncode == 1
-
-
 def test_the_numbers_are_those_of_pytest(tmp_path):
     (tmp_path / "test_four.py").write_text(TESTS)
     report = tmp_path / "report.xml"
@@ -158,9 +145,3 @@ def test_make_runs_all_rows_and_fails_without_nox(repository, tmp_path):
     absent = run([*command, f"VENV={tmp_path}"], cwd=repository)
     assert absent.returncode != 0
     assert "nox lists no rows" in absent.stderr
-
-
-def test_the_tests_that_rows_name_exist(repository):
-    named = re.findall(r'"(?:--ignore=)?(tests/[^"]*)"', (repository / "noxfile.py").read_text())
-    assert len(named) > 8
-    assert all(list(repository.glob(name)) for name in named)

@@ -1,7 +1,6 @@
 """Every script has help, and one policy is trained as in the pipeline."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,23 +38,6 @@ def train(script, monkeypatch):
         return seen[-1]
 
     return run
-
-
-@pytest.mark.parametrize("name", ["distill", "memory_length", "recall", "what_matters"])
-def test_help(script, capsys, name):
-    assert script(name, "--help") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"usage: {name}.py")
-    assert len(shown.splitlines()) > 5
-
-
-def test_a_script_runs_from_any_folder(repository, tmp_path):
-    command = [sys.executable, repository / "scripts" / "distill.py", "--policy", "x"]
-    shown = subprocess.run(
-        [*command, "--teacher", "m.pt"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert shown.returncode == 2
-    assert "--policy is 'x', expected one of ['student', 'finetuned']" in shown.stderr
 
 
 @pytest.mark.parametrize(

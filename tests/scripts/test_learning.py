@@ -1,6 +1,5 @@
 """The comparison over seeds, on curves worked by hand."""
 
-import math
 import re
 from importlib.metadata import version
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import yaml
 
 from rsl_tbptt.files import write_json
-from scripts.figures import PALETTE, policy_styles
 from scripts.pipeline import curves
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
 from scripts.pipeline.learning import (
@@ -33,7 +31,6 @@ SWEEP = Sweep(
     at_least={"share": 0.95},
     at_most={"steps": 2.0},
 )
-DISTILLATION = SWEEP.model_copy(update={"at_least": {"lowest": 0.85}, "at_most": {"converged": 4}})
 
 
 def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
@@ -86,21 +83,6 @@ def test_limits_of_return_and_steps():
         "of the teacher's: at least 95.0%": "2 of 3",
         "steps, of the teacher's: at most 2.00": "2 of 3",
     }
-
-
-def test_each_seed_is_compared_with_its_own_teacher():
-    other = learning("teacher", seed=2, curve={10: 20.0}, evaluated_return=20.0)
-    rows = compared(learning("scratch"), other, learning("scratch", seed=2))
-    assert [row["share"] for row in rows] == [1.0, 1.0, 0.5]
-    assert [row["lowest"] for row in rows] == [1.0, 1.0, None]
-
-
-def test_shares_of_a_return_that_is_not_positive_are_not_given():
-    teacher = learning("teacher", curve={1: -1.0}, evaluated_return=-1.0)
-    (row,) = compare([teacher], "teacher")
-    assert math.isnan(row["share"])
-    assert (row["converged"], row["lowest"]) == (None, None)
-    assert {*judge([row], DISTILLATION).values()} == {"0 of 1"}
 
 
 def cells(table):
@@ -239,14 +221,3 @@ def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys
     assert f"torch {version('torch')}" in report
     assert report in capsys.readouterr().out
     assert figure.read_text().endswith("</svg>\n")
-
-
-def test_a_policy_has_one_colour_and_label_in_every_figure():
-    for names in (["teacher", "student", "gru", "sru"], ["gru", "memoryless", "student", "rsl_rl"]):
-        styles = policy_styles(names)
-        assert [*styles] == names
-        colours = [colour for _, colour in styles.values()]
-        assert {*colours} <= {*PALETTE}
-        assert len({*colours}) == len(names)
-        assert styles["gru"][0] == "gru"
-        assert styles["student"] == ("student of rsl_tbptt (this)", PALETTE[0])

@@ -11,12 +11,11 @@ from support.pages import assert_loads_nothing
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.simulate.evaluate import summarise
 from scripts.pipeline import __main__ as pipeline
-from scripts.pipeline.experiments import DEMO, FINETUNE, AcceptanceCheck, load_experiment
+from scripts.pipeline.experiments import DEMO, AcceptanceCheck, load_experiment
 from scripts.pipeline.report import collect, format_table, write_report
 from scripts.pipeline.run import Record
 from scripts.pipeline.stages import pipeline_stages
 
-CAMERA = DEMO.with_name("demo-camera.yaml")
 MEANS = {
     "teacher": 10.0,
     "student": 9.95,
@@ -130,17 +129,6 @@ def test_acceptance_follows_the_numbers(run, student, memoryless, passed):
     assert run.passed(student=student, memoryless=memoryless) == passed
 
 
-@pytest.mark.parametrize(
-    ("finetuned", "passed"),
-    [
-        (9.75, [True, True, True, True]),  # lower than the student, but intervals overlap
-        (9.4, [True, False, False, True]),
-    ],
-)
-def test_acceptance_of_finetuning_follows_the_numbers(tmp_path, finetuned, passed):
-    assert Run(tmp_path / "finetune", FINETUNE).passed(finetuned=finetuned) == passed
-
-
 @pytest.mark.parametrize(("memoryless", "passed"), [(7.9, True), (8.1, False)])
 def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed):
     at_most = AcceptanceCheck(policy="memoryless", max_share_of_teacher=0.8)
@@ -149,27 +137,3 @@ def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed)
     share = results["policies"]["memoryless"]["share_of_teacher"]
     text = f"memoryless reaches {share:.1%} of the teacher's return (at most 80%)."
     assert results["acceptance"] == [{"passed": passed, "text": text}]
-
-
-def test_an_ablation_is_a_row_with_a_check_and_no_learning_curve(tmp_path):
-    run = Run(tmp_path / "camera", CAMERA)
-    assert "the student, its images zero" in run.report()
-    results = json.loads((run.folder / "results.json").read_text())
-    assert results["policies"]["blind"]["share_of_teacher"] == pytest.approx(0.2)
-    assert results["acceptance"][-1]["passed"]
-
-
-def test_share_of_a_return_that_is_not_positive_is_not_given(run):
-    results = run.results(teacher=-1.0)
-    assert results["policies"]["student"]["share_of_teacher"] is None
-    assert not results["acceptance"][0]["passed"]
-    assert "n/a" in format_table(results)
-
-
-def test_a_policy_exported_to_onnx_alone_is_reported(run):
-    both = " ".join(run.report().split())
-    exported = {"max_difference": {"onnx": 1.2e-7}, "golden": "200 steps"}
-    write_json(run.folder / "exported" / "policy.json", exported)
-    alone = " ".join(run.report().split())
-    assert "is exactly 0 in torchscript, 1.2e-07 in onnx.</p>" in both
-    assert "is 1.2e-07 in onnx.</p>" in alone

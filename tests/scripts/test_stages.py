@@ -1,14 +1,12 @@
 """An experiment's stages: their commands, their inputs, and the settings they depend on."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
 from rsl_tbptt.tools.commands.cli import command_parser
 from scripts.pipeline import __main__ as pipeline
-from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
-from scripts.pipeline.run import run_stages
+from scripts.pipeline.experiments import DEMO, Policy, load_experiment
 from scripts.pipeline.stages import pipeline_stages, train_command
 
 DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "camera"))
@@ -60,19 +58,6 @@ def lay_out(experiment, device="cpu"):
     return {stage.name: stage for stage in pipeline_stages(experiment, device)}
 
 
-def test_a_training_leaves_the_checkpoint_of_its_last_iteration(tmp_path):
-    """The newest run with its name counts, not a run whose name only begins with it."""
-    student = lay_out(load_experiment(DEMO))["student"]
-    files = ("1_student/model_59.pt", "2_student/model_59.pt", "3_student/model_58.pt")
-    body = "import pathlib, sys, time\nfor name in sys.argv[1:]:\n    path = pathlib.Path(name)\n"
-    body += "    path.parent.mkdir(parents=True)\n    path.touch()\n    time.sleep(0.02)"
-    names = [f"logs/rsl_rl/e/2026-01-01_00-00-0{file}" for file in (*files, "4_student_other/x")]
-    names[-1] = names[-1].replace("/x", "/model_59.pt")
-    object.__setattr__(student, "needs", ())
-    object.__setattr__(student, "command", lambda _: ["python", "-c", body, *names])
-    assert run_stages([student], tmp_path, "cpu")["student"].output == names[1]
-
-
 def changed(experiment, section, **changes):
     if section in experiment.policies:
         policy = experiment.policies[section].model_copy(update=changes)
@@ -92,25 +77,6 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on():
     assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
     assert args.seed == experiment.evaluation.seed
     assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
-
-
-def test_the_memory_of_the_chosen_policy_is_measured_in_its_own_task():
-    experiment = changed(load_experiment(DEMO), "student", task_overrides=["env.a=1"])
-    stage = lay_out(experiment, "cuda:0")["memory"]
-    words = stage.command({"student": "logs/2_student/model_59.pt"})
-    args = command_parser().parse_args(words[1:])
-    assert args.checkpoint == Path("logs/2_student/model_59.pt")
-    assert (args.overrides, args.device) == (["env.a=1"], "cuda:0")
-    assert stage.output.endswith("_student/memory.json")  # where the report looks for it
-
-
-def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order():
-    experiment = load_experiment(FINETUNE)
-    planned, outputs = lay_out(experiment), {name: f"{name}.pt" for name in experiment.policies}
-    assert "--checkpoint=finetuned.pt" in planned["export"].command(outputs)
-    command = planned["video"].command(outputs)
-    assert command[:2] == ["rsl-tbptt", "play"]
-    assert command[-4:] == [f"--checkpoint={name}.pt" for name in experiment.policies]
 
 
 @pytest.mark.parametrize("file", [DEMO, DEMO_MJLAB], ids=lambda file: file.stem)

@@ -124,15 +124,6 @@ def test_a_student_is_resumed_without_the_file_of_its_teacher():
         roll_out(fresh, 0)
 
 
-def test_a_teacher_of_another_activation_is_refused(tmp_path):
-    file = saved(tmp_path, teacher_run("mlp"))
-    (tmp_path / "params").mkdir()
-    (tmp_path / "params" / "agent.yaml").write_text("policy: {activation: relu}")
-    algorithm = make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
-    with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
-        roll_out(algorithm, 0)
-
-
 @pytest.mark.parametrize(
     ("make", "ours", "stock"),
     [(make_distillation, TbpttDistillation, Distillation), (make_ppo, TbpttPPO, PPO)],
@@ -161,22 +152,6 @@ def test_the_schedule_of_the_teachers_actions_continues_after_a_resume():
     load(fresh, checkpoint_of(trained(make_distillation, Distillation)))
     roll_out(fresh, 0)
     assert fresh.update()["teacher_action_share"] == 1.0
-
-
-def test_learning_rate_and_penalty_continue_after_a_resume():
-    options: dict[str, Any] = {
-        "policy_loss": "kl_penalty",
-        "schedule": "fixed",
-        "kl_penalty_coef": 3.0,
-    }
-    writer = trained(make_ppo, TbpttPPO, **options)
-    writer.optimizer.param_groups[0]["lr"] = 2e-4
-    resumed = make_ppo(TbpttPPO, **SIZES, **options)
-    load(resumed, checkpoint_of(writer))
-    assert resumed.learning_rate == 2e-4
-    kept = writer.gradient.policy_loss.kl_coef
-    assert kept != 3.0
-    assert resumed.gradient.policy_loss.kl_coef == kept
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
@@ -211,12 +186,3 @@ def test_a_distilled_student_becomes_the_actor(kind):
         roll_out(algorithm, seed)
         algorithm.update()
         assert torch.equal(algorithm.policy.actor[0].weight, held) is is_held
-
-
-def test_a_student_that_does_not_fit_changes_nothing():
-    student = trained(make_distillation, TbpttDistillation, student="lstm")
-    algorithm = make_ppo(TbpttPPO, **SIZES, kind="mlp")
-    before = parameters_of(algorithm)
-    with pytest.raises(ValueError, match="give the policy the class and 'rnn_type'"):
-        load(algorithm, checkpoint_of(student))
-    assert torch.equal(parameters_of(algorithm), before)

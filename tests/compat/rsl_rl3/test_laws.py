@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.policy_era import make_distillation, make_obs, make_ppo, roll_out
+from support.policy_era import make_distillation, make_ppo, roll_out
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state
@@ -93,15 +93,6 @@ def test_a_recurrent_teacher_is_not_interrupted_by_an_update():
     expected = labels(TbpttDistillation, interrupted=False)
     torch.testing.assert_close(labels(TbpttDistillation, True), expected, **EXACT_FLOAT64)
     assert not torch.allclose(labels(Distillation, True), expected)  # rsl_rl clears its memory
-
-
-def test_the_value_call_at_the_end_of_a_rollout_advances_nothing():
-    algorithm = make_ppo(TbpttPPO, 5, 4)
-    roll_out(algorithm, 0)
-    before = hidden_state.clone(algorithm.policy.get_hidden_states()[1])
-    with torch.inference_mode():
-        algorithm.compute_returns(make_obs(4))
-    torch.testing.assert_close(algorithm.policy.get_hidden_states()[1], before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
