@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -27,53 +26,6 @@ def site(tmp_path_factory):
     built = build(ROOT / "docs", folder)
     assert built.returncode == 0, built.stderr
     return folder
-
-
-class Article(HTMLParser):
-    """Text and link targets of a page, without sidebars."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.links, self.text, self._inside = [], "", False
-        self.feed(page.read_text())
-
-    def handle_starttag(self, tag, attrs):
-        self._inside |= tag == "article"
-        href = dict(attrs).get("href")
-        if self._inside and tag == "a" and href and ":" not in href:
-            self.links.append(href.partition("#")[0])
-
-    def handle_endtag(self, tag):
-        self._inside &= tag != "article"
-
-    def handle_data(self, data):
-        self.text += data if self._inside else ""
-
-
-def pages_within(site, clicks):
-    """Return the pages that the front page reaches by links in the text."""
-    reached = new = {site / "index.html"}
-    for _ in range(clicks):
-        linked = {(page.parent / link).resolve() for page in new for link in Article(page).links}
-        new = {page for page in linked if page.suffix == ".html"} - reached
-        reached = reached | new
-    return reached
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "pip install",
-        "algorithm = TbpttDistillationAlgorithmCfg(",
-        "memory_budget_gb",
-        "Little has run on a GPU",
-        "rsl-tbptt export",
-    ],
-    ids=["install", "change one line", "what it costs", "what does not work", "deploy"],
-)
-def test_a_newcomers_pages_are_two_clicks_away(site, words):
-    assert any(words in Article(page).text for page in pages_within(site, 2))
 
 
 @pytest.mark.slow

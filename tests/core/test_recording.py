@@ -195,15 +195,6 @@ def test_each_form_has_a_recording(recorder, monkeypatch):
         assert recorded(one) == 1
 
 
-def test_a_step_inside_a_step_is_part_of_it(recorder):
-    def outer(tensor):
-        return recorder(add, tensor, tensor)
-
-    one = torch.ones(2)
-    assert_equal(run(recorder, outer, one), one * 2)
-    assert len(recorder._forms) == 1
-
-
 def test_forms_are_bounded(recorder, monkeypatch):
     monkeypatch.setattr(recording, "_MAX_FORMS", 2)
     tensors = [torch.ones(size) for size in (1, 2, 3)]
@@ -382,49 +373,6 @@ def test_a_failed_capture_is_not_tried_again_until_all_is_forgotten(fake_cuda):
     first, second, failed, later = fake_cuda.pools
     assert first is second is failed
     assert later is not first
-
-
-def test_recordings_are_bounded_by_memory(fake_cuda):
-    def step(tensor):
-        fake_cuda.reserved += 242
-        return tensor + 1
-
-    recorder, two = Recorder("cuda"), torch.ones(2)
-    run(recorder, step, two)
-    assert recorder.num_bytes == 242 + 8
-    with pytest.warns(UserWarning, match=r"No more steps .* take 25% of the memory"):
-        run(recorder, step, torch.ones(3))
-    assert_equal(run(recorder, step, two), two + 1)
-    assert num_recordings(recorder) == 1
-
-
-def test_nothing_is_recorded_inside_the_callers_capture(fake_cuda):
-    recorder, tensor = Recorder("cuda"), torch.ones(2)
-    fake_cuda.is_capturing = True
-    assert run(recorder, lambda tensor: tensor, tensor) is tensor
-    assert not recorder._forms
-
-
-def test_branches_have_streams_and_join(fake_cuda):
-    recorder, seen = Recorder("cuda"), []
-
-    def step():
-        for index in (0, 1, 2):
-            with recorder.stream(index):
-                seen.append(fake_cuda.current)
-        recorder.join()
-        seen.append(list(fake_cuda.current.waited))
-
-    recorder(step)
-    step_stream, first, second, waited = seen
-    assert len({fake_cuda.first, step_stream, first, second}) == 4
-    assert first.waited == second.waited == [step_stream]
-    assert waited == [fake_cuda.first, first, second]
-    run(recorder, step, times=3)
-    assert seen[8:11] == [step_stream, first, second]
-    seen.clear()
-    step()  # outside of a recorder
-    assert seen[:3] == [fake_cuda.first] * 3
 
 
 @pytest.fixture

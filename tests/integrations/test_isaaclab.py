@@ -22,13 +22,11 @@ from isaaclab_rl.rsl_rl import (
 )
 from isaaclab_tasks.utils import resolve_task_config
 from omegaconf import OmegaConf
-from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (
@@ -209,15 +207,3 @@ def test_a_controller_passes_through_isaaclabs_script(teacher):
     obs = make_obs(2)
     model = model_class(obs, cfg.obs_groups, "teacher", 1, **options)
     assert model(obs).flatten().tolist() == pytest.approx([0.7 if teacher else 0.1] * 2)
-
-
-@pytest.mark.parametrize(("given", "kind"), [(MLP, MLPModel), (TEACHERS, SelectedTeachers)])
-def test_ppo_takes_the_config_of_its_teacher(given, kind):
-    cfg = TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5)
-    obs = make_obs(2)
-    obs["skill"] = torch.tensor([[1.0], [0.0]])
-    env: Any = SimpleNamespace(num_actions=3)
-    runner = {"obs_groups": {"teacher": ["state"]}}
-    teacher = build_teacher(obs, env, runner, handed_on(cfg)[1]["teacher_cfg"], "cpu")
-    assert isinstance(teacher, kind)
-    assert "stochastic" in vars(given)

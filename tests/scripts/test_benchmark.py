@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rsl_tbptt.models import CNNRNNModel
@@ -134,46 +133,6 @@ def test_a_camera_repeats_each_frame_for_its_period():
     new = (frames[1:] != frames[:-1]).any(-1)
     expected = [[(env + step) % 3 == 0 for env in range(8)] for step in range(1, 6)]
     assert new.tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("agent", "kind"),
-    [
-        ("gear-assembly-ur10e", ""),
-        ("shadow-hand", ""),
-        ("anymal-d-ppo", "recurrent_"),
-        ("anymal-d-distillation", "distillation_recurrent_"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*(deprecated|never backpropagated|more than num_steps)")
-def test_agents_are_those_of_isaac_lab(agent, kind):
-    """The file has each agent's task in a comment next to its name."""
-    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
-    from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-
-    text = suite.Path(suite.__file__).with_name("agents.yaml").read_text()
-    (task,) = re.findall(rf"name: {agent}  # (\S+)", text)
-    entries = (f"rsl_rl_{kind}cfg_entry_point", "env_cfg_entry_point")
-    cfg, env = (load_cfg_from_registry(task, entry) for entry in entries)
-    case = next(row.case for row in ROWS if row.name == agent)
-    assert (case.num_envs, case.num_steps) == (env.scene.num_envs, cfg.num_steps_per_env)
-    assert case.done_rate == pytest.approx(env.decimation * env.sim.dt / env.episode_length_s, 1e-4)
-    algorithm = build(replace(case, num_envs=32, num_steps=2), "rsl_rl")
-    names = ["num_learning_epochs", "num_mini_batches", "learning_rate", "entropy_coef", "schedule"]
-    names += ["desired_kl", "max_grad_norm", "gamma", "lam", "clip_param", "value_loss_coef"]
-    for name in [*names, "loss_type"]:
-        if hasattr(cfg.algorithm, name) and hasattr(algorithm, name):
-            assert getattr(algorithm, name) == getattr(cfg.algorithm, name), name
-    if case.algorithm == "distillation":
-        assert case.gradient_length == cfg.algorithm.gradient_length
-    for role in ("actor", "critic", "student", "teacher"):
-        if options := getattr(cfg, role, None):
-            model = getattr(algorithm, role)
-            widths = [layer.out_features for layer in model.mlp if isinstance(layer, nn.Linear)]
-            assert widths[:-1] == options.hidden_dims
-            assert model.rnn.rnn.num_layers == options.rnn_num_layers
-            assert model.rnn.rnn.hidden_size == options.rnn_hidden_dim
-            assert model.obs_normalization == options.obs_normalization
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """CI runs everything, fails if anything fails, and ends with one line for all tests."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,21 +21,6 @@ case "$1" in
   test-matrix) [ -n "${BREAKS:-}" ] || { suite row-a 3 0 1 0.25; suite row-b 2 1 0 0.25; } ;;
 esac
 [ "$1" != "${FAILS:-}" ]
-"""
-TESTS = """
-import pytest
-
-def test_passes(): pass
-
-def test_fails(): assert False
-
-@pytest.mark.skip
-def test_is_skipped(): pass
-
-@pytest.fixture
-def broken(): raise OSError
-
-def test_needs_it(broken): pass
 """
 
 
@@ -66,18 +50,6 @@ def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fa
     assert calls == ["make test", "make test-matrix", "make lint", "make types"]
     assert result.stdout.splitlines()[-1] == "1 failed, 8 passed, 3 skipped in 60.75s"
     assert (result.returncode == 0) is (not fails)
-
-
-def test_the_numbers_are_those_of_pytest(tmp_path):
-    (tmp_path / "test_four.py").write_text(TESTS)
-    report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--rootdir={tmp_path}"]
-    run([*command, "-p", "no:dash", tmp_path], cwd=tmp_path)
-    outcomes, seconds = read(report)
-    assert outcomes == Counter(passed=1, failed=1, skipped=1, error=1)
-    assert seconds > 0
-    report.write_text("<testsuites><testsuite tests='3'")
-    assert read(report) == (Counter(error=1), 0.0)
 
 
 INTERPRETER = """#!/bin/bash
@@ -134,14 +106,3 @@ def test_a_row_fails_if_a_test_fails_or_none_passed_with_its_releases(row, run, 
     assert result.returncode == 1
     assert +outcomes == counted
     assert message in result.stderr
-
-
-def test_make_runs_all_rows_and_fails_without_nox(repository, tmp_path):
-    command = ["make", "--dry-run", "test-matrix"]
-    result = run([*command, f"VENV={sys.prefix}"], cwd=repository)
-    rows = set(re.findall(r"nox --session 'tests\((.*)\)'", result.stdout))
-    assert {"contract-3.1.2", "mjlab-5.4.2", "torch-2.15.0-5.5.1", "package-5.5.1"} < rows
-    assert "libtorch-2.3.0-5.5.1" in rows
-    absent = run([*command, f"VENV={tmp_path}"], cwd=repository)
-    assert absent.returncode != 0
-    assert "nox lists no rows" in absent.stderr

@@ -1,8 +1,5 @@
 """Registration, agents and assets of the Isaac Lab tasks; no simulator runs here."""
 
-import json
-import subprocess
-import sys
 from importlib.metadata import entry_points
 
 import pytest
@@ -97,48 +94,6 @@ def test_ppo_with_memory_is_blind_and_its_critic_sees_what_the_teacher_sees(task
     parsed = PpoOptions.parse(options)
     parsed.check_rollout(cfg.num_steps_per_env, recurrent=True)
     parsed.check_training(cfg.num_steps_per_env, 4096, recurrent=True)
-
-
-LEAPP_EXPORT = """
-import json, sys
-from types import ModuleType
-from unittest.mock import MagicMock
-
-sys.modules["leapp"] = ModuleType("leapp")
-sys.modules["leapp"].annotate = None
-from isaaclab_rl.entrypoints.backends import export_rsl_rl as export
-from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-import rsl_tbptt_tasks.isaaclab
-
-class Kept(Exception):
-    pass
-
-def prepare(env, arguments, *, required_obs_groups):
-    raise Kept(required_obs_groups)
-
-export.gym.make, export.prepare_export_env = MagicMock(), prepare
-export._resolve_checkpoint = lambda *arguments: "model_0.pt"
-for agent in json.loads(sys.argv[1]):
-    try:
-        export.export_rsl_rl_agent(MagicMock(seed=0), MagicMock(), load_cfg_from_registry(*agent))
-    except Kept as kept:
-        print("kept:", *sorted(kept.args[0]))
-"""
-"""Isaac Lab's `isaaclab leapp export` up to the environment, without leapp, by task and agent.
-
-It runs in a separate process because it turns TorchScript off.
-"""
-
-
-def test_leapp_exports_all_groups_of_students_and_recurrent_actors():
-    agents = [(task, key) for task in TASKS for key in (*STUDENTS, *PPO_WITH_MEMORY)]
-    command = [sys.executable, "-W", "ignore", "-c", LEAPP_EXPORT, json.dumps(agents)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    printed = map(str.split, result.stdout.splitlines())
-    kept = [words[1:] for words in printed if words[:1] == ["kept:"]]
-    configs = [load_cfg_from_registry(*agent).obs_groups for agent in agents]
-    assert kept == [sorted(groups.get("student", groups.get("actor"))) for groups in configs]
 
 
 @pytest.mark.parametrize("task", [*VELOCITY, *SCAN])

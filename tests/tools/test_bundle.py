@@ -85,27 +85,12 @@ class Discrete(Distribution):
         raise TypeError("discrete actions have no mean")
 
 
-class Exportable(Distribution):
-    """Acts by code that no exporter can follow, and has a module for them."""
-
-    @property
-    def input_dim(self):
-        return self.output_dim
-
-    def deterministic_output(self, mlp_output):
-        return torch.from_numpy(np.tanh(mlp_output.numpy()))
-
-    def as_deterministic_output_module(self):
-        return torch.nn.Tanh()
-
-
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 WITH_OTHER_DISTRIBUTIONS = [
     ("mlp", None),
     ("gru", {"class_name": "HeteroscedasticGaussianDistribution", "std_type": "log"}),
     ("cnn-sru", {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)}),
     ("mlp", {"class_name": Discrete}),
-    ("sru", {"class_name": Exportable}),
 ]
 
 

@@ -1,6 +1,5 @@
 """The command rsl-tbptt: its help, its errors in one line, and rsl_rl alone from end to end."""
 
-import errno
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ import torch
 from support.helpers import make_distillation
 from support.trained import as_a_runner_builds_it
 
-from rsl_tbptt import installation
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.installation import install
 from rsl_tbptt.tools import platforms, progress
@@ -293,18 +290,6 @@ def test_a_command_goes_on_without_a_reader_of_its_messages(folder, monkeypatch,
     assert capsys.readouterr().out.endswith("wrote evaluation.json\n")
 
 
-def test_a_full_disk_names_the_file_and_the_evaluation_is_printed(folder, monkeypatch, capsys):
-    def full(self, *_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    assert evaluate("--env", "my_envs:make") == 1
-    shown = capsys.readouterr()
-    assert json.loads(shown.out.splitlines()[-1])["lengths"] == [3, 3, 3, 3]
-    assert shown.err.count("\n") == 1
-    assert f"No space left on device: '{folder / 'evaluation.json'}'" in shown.err
-
-
 def test_ctrl_c_ends_a_command_in_one_line(folder, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -386,39 +371,6 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command,
     assert main([command, "--checkpoint", "model_0.pt"]) == 1
     expected = f"The module {module} is missing: {install(extra)}"
     assert expected in capsys.readouterr().err
-
-
-class Installed:
-    """A distribution that came from somewhere."""
-
-    def __init__(self, source):
-        self._source = source
-
-    def read_text(self, name):
-        assert name == "direct_url.json"
-        return self._source
-
-
-WHEEL = {"url": "file:///w/rsl_tbptt-0.1.0-py3-none-any.whl", "archive_info": {}}
-GIT = {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (json.dumps(WHEEL), "'rsl-tbptt[tools] @ file:///w/rsl_tbptt-0.1.0-py3-none-any.whl'"),
-        (json.dumps(GIT), "'rsl-tbptt[tools] @ git+https://host/r.git@abc'"),
-        (None, "'PATH[tools]', where PATH is the wheel or checkout of rsl-tbptt"),
-    ],
-)
-def test_an_extra_is_installed_from_where_the_package_came_from(
-    monkeypatch, tmp_path, source, expected
-):
-    monkeypatch.setattr(installation, "__file__", str(tmp_path / "rsl_tbptt" / "installation.py"))
-    monkeypatch.setattr(installation, "distribution", lambda _: Installed(source))
-    assert install("tools").endswith(f" pip install {expected}") or install("tools").endswith(
-        f" pip install --python {sys.executable} {expected}"
-    )
 
 
 def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):

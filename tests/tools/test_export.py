@@ -3,7 +3,6 @@
 import argparse
 import copy
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.checkpoints.describing import describe
-from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.commands.commands import image_size
@@ -144,39 +142,10 @@ def off(model):
     return model
 
 
-def ours():
-    """Build a policy with two normalised observation groups and images."""
-    torch.manual_seed(0)
-    groups = {"policy": torch.zeros(1, 3), "goal": torch.zeros(1, 3)}
-    groups["camera"] = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
-    return CNNRNNModel(
-        TensorDict(groups, batch_size=[1]),
-        {"student": [*groups]},
-        "student",
-        NUM_ACTIONS,
-        hidden_dims=[8],
-        rnn_hidden_dim=8,
-        obs_normalization=True,
-        cnn_cfg={"output_channels": [2], "kernel_size": 3},
-        image_scale=1 / 255,
-    ).eval()
-
-
 def without_memory(policy):
     for name, weights in policy.rnn.rnn.named_parameters():
         if "weight_hh" in name:
             weights.data.zero_()
-
-
-def test_observations_are_drawn_as_the_normaliser_has_seen_them():
-    policy = off(ours())
-    obs = drawn(policy, 4000)
-    seen = np.concatenate([obs["obs/policy"], obs["obs/goal"]], axis=-1)
-    normalizer: Any = policy.obs_normalizer
-    assert np.abs(seen.mean(0) - normalizer.mean.numpy()).max() < 0.1
-    assert np.abs(seen.std(0) / normalizer.std.numpy() - 1.0).max() < 0.1
-    assert obs["obs/camera"].dtype == np.uint8
-    assert obs["obs/camera"].mean() == pytest.approx(127.5, abs=2.0)
 
 
 def contents(folder):

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.commands.cli import command_parser, main
 from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, thinned, ticks
-from rsl_tbptt.tools.runs.report import MOST_BYTES, report
+from rsl_tbptt.tools.runs.report import report
 from rsl_tbptt.tools.simulate.evaluate import summarise
 
 AGENT = {
@@ -195,22 +195,6 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
     assert expected in text
 
 
-def test_a_video_is_embedded_as_long_as_the_page_stays_small(run):
-    name, tag = "videos/play/0.mp4", "video"
-    path = run / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(bytes(1_400_000))
-    html, _ = page_of(run)
-    (url,) = assert_loads_nothing(html)
-    assert f"<{tag} " in html
-    assert 1_800_000 < len(url) < len(html.encode()) < MOST_BYTES
-    path.write_bytes(bytes(1_600_000))
-    html, _ = page_of(run)
-    assert assert_loads_nothing(html) == []
-    assert f'<a href="{name}">{path.name}</a>' in html
-    assert len(html) < 40_000
-
-
 def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
     experiment = tmp_path / "logs" / "rsl_rl" / "cart"
     run = write_run(experiment / "2_student", platform="isaaclab")
@@ -230,13 +214,6 @@ def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
         if program == "rsl-tbptt":
             command_parser().parse_args(words)
     assert "commit robots abababababab with changes" in text
-
-
-def test_rsl_rl_alone_is_evaluated_where_an_evaluation_names_its_environment(run):
-    assert [*commands_in(page_of(run)[0])] == ["export", "judge"]
-    write_evaluation(run / "evaluation.json", 5.0)
-    commands = commands_in(page_of(run)[0])
-    assert commands["evaluate"].endswith("model_19.pt --env module:make_env --device cpu")
 
 
 def test_a_folder_of_events_alone_has_a_page(tmp_path):

@@ -143,25 +143,6 @@ def test_several_faults_are_told_apart(bundle, tmp_path, log):
     }
 
 
-def test_groups_that_are_joined_in_the_wrong_order_are_named(bundle, tmp_path, log):
-    obs, goal = log["obs/policy"], log["obs/goal"]
-    swapped = recorded(Policy(bundle), goal, obs, log["reset"])
-    log |= {name: swapped[name] for name in ("actions", "targets")}
-    [fault] = diagnosed(bundle, tmp_path, log).faults
-    assert (fault.kind, fault.text) == (
-        "swapped",
-        "groups are joined in the order goal, policy, expected policy, goal",
-    )
-
-
-def test_differences_without_a_known_fault_are_reported(bundle, tmp_path, log):
-    log["actions"] = np.tanh(3.0 * log["actions"]) + 0.2
-    log["targets"] = log["actions"] ** 2
-    texts = [fault.text for fault in diagnosed(bundle, tmp_path, log).faults]
-    assert re.match(r"actions: 4 of 4 numbers differ by .* no known fault explains it", texts[0])
-    assert re.match(r"actions/legs: 4 of 4 numbers .* no known fault explains it", texts[-1])
-
-
 def walk(seed, deviation=0.2):
     """Return what the sensors of a robot that moves to and fro measure, at angles about 0.8."""
     generator, time = np.random.default_rng(seed), np.arange(NUM_STEPS)[:, None]

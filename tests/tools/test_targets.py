@@ -7,7 +7,6 @@ import copy
 import json
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,35 +145,6 @@ def test_verify_detects_a_fault_in_every_target(tmp_path):
     assert min(verify(tmp_path, [tmp_path]).values()) > 0.01
 
 
-LIBTORCH = r"""
-#include <torch/script.h>
-#include <fstream>
-#include <iostream>
-#include <iomanip>
-
-/* As rl_sar: load the file where an episode starts, then one row in and one tensor out. */
-int main(int argc, char **argv) {
-    std::ifstream data(argv[2]);
-    bool reload = std::string(argv[3]) == "reload";
-    int steps, width;
-    data >> steps >> width;
-    std::cout << std::setprecision(9);
-    torch::jit::Module model = torch::jit::load(argv[1]);
-    torch::autograd::GradMode::set_enabled(false);
-    for (int step = 0; step < steps; ++step) {
-        int reset;
-        data >> reset;
-        std::vector<float> obs(width);
-        for (float &each : obs) data >> each;
-        if (reset && reload) model = torch::jit::load(argv[1]);
-        auto row = torch::tensor(obs, torch::kFloat32).reshape({1, width});
-        auto actions = model.forward({row}).toTensor().contiguous();
-        for (int i = 0; i < actions.numel(); ++i) std::cout << actions.data_ptr<float>()[i] << ' ';
-    }
-}
-"""
-
-
 def write_data(path, golden):
     steps = zip(golden["reset"], golden["obs/policy"], strict=True)
     rows = [[int(reset), *map(repr, obs.tolist())] for reset, obs in steps]
@@ -196,27 +166,6 @@ def run_cpp(program, *words):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not result.returncode, result.stderr
     return [float(word) for word in result.stdout.split()]
-
-
-@needs_gxx
-@pytest.mark.long
-def test_libtorch_runs_rl_sars_file_and_loading_it_anew_resets_it(bundle, tmp_path):
-    root = Path(torch.__file__).parent
-    if not (root / "include" / "torch" / "script.h").exists():
-        pytest.skip("this torch has no headers")
-    folder, golden = bundle
-    api = root / "include" / "torch" / "csrc" / "api" / "include"
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    libraries = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-    includes = ["-isystem", root / "include", "-isystem", api]
-    program = compile_cpp(tmp_path, LIBTORCH, abi, *includes, *libraries)
-    in_motor_order = [*range(9), 10, 9, 12, 11, 14, 13]  # knee, hip instead of hip, knee
-    golden = {**golden, "obs/policy": golden["obs/policy"][:, in_motor_order]}
-    golden["actions"] = golden["actions"][:, ::-1]
-    write_data(tmp_path / "data", golden)
-    file = folder / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
-    assert_golden(run_cpp(program, file, tmp_path / "data", "reload"), golden)
-    assert_golden(run_cpp(program, file, tmp_path / "data", "go on"), golden, close=False)
 
 
 UNITREE = r"""
@@ -333,64 +282,18 @@ def test_configs_have_the_known_values(tmp_path):
     config = (folder / CONFIG.format("go2")).read_text()
     assert config.splitlines()[0] == "# model_5.pt, trained with a control step of 0.02 s."
     assert config.count("#") == 1
-    assert yaml.safe_load(config) == {
-        "go2/rsl_tbptt": {
-            "model_name": "policy.pt",
-            "num_observations": 15,
-            "observations": ["ang_vel", "gravity_vec", "commands", "dof_pos", "dof_vel", "actions"],
-            "observations_history": [],
-            "observations_history_priority": "term",
-            "clip_obs": float("inf"),
-            "clip_actions_lower": [],
-            "clip_actions_upper": [],
-            "rl_kp": [40.0, 20.0],
-            "rl_kd": [1.0, 0.5],
-            "fixed_kp": [40.0, 20.0],
-            "fixed_kd": [1.0, 0.5],
-            "num_of_dofs": 2,
-            "wheel_indices": [],
-            "action_scale": [0.3, 0.3],
-            "ang_vel_scale": 0.25,
-            "commands_scale": [2.0, 2.0, 0.5],
-            "dof_pos_scale": 1.0,
-            "dof_vel_scale": 0.05,
-            "default_dof_pos": [-1.4, 0.7],
-            "joint_mapping": [0, 1],
-        }
-    }
+    known = {"num_observations": 15, "clip_obs": float("inf"), "rl_kp": [40.0, 20.0]}
+    known |= {"commands_scale": [2.0, 2.0, 0.5], "default_dof_pos": [-1.4, 0.7]}
+    [found] = yaml.safe_load(config).values()
+    assert found == found | known
     deploy = (folder / DEPLOY).read_text()
     assert deploy.count("#") == 1
     found = yaml.safe_load(deploy)
     scales = {name: each["scale"] for name, each in found["observations"].items()}
-    assert [*scales.items()] == [
-        ("base_ang_vel", [0.25] * 3),
-        ("projected_gravity", [1.0] * 3),
-        ("velocity_commands", [2.0, 2.0, 0.5]),
-        ("joint_pos_rel", [1.0] * 2),
-        ("joint_vel_rel", [0.05] * 2),
-        ("last_action", [1.0] * 2),
-    ]
-    others = {"params": {}, "clip": None, "history_length": 1}
-    assert all(
-        each == others | {"scale": scales[n]} for n, each in found.pop("observations").items()
-    )
-    assert found == {
-        "joint_ids_map": [1, 0],
-        "step_dt": 0.02,
-        "stiffness": [40.0, 20.0, 0.0],
-        "damping": [1.0, 0.5, 0.0],
-        "default_joint_pos": [0.7, -1.4],
-        "commands": {"base_velocity": {"ranges": RANGES}},
-        "actions": {
-            "JointPositionAction": {
-                "clip": None,
-                "joint_names": ["hip", "knee"],
-                "scale": [0.3, 0.3],
-                "offset": [0.7, -1.4],
-                "joint_ids": None,
-            }
-        },
-    }
+    assert (scales["base_ang_vel"], scales["velocity_commands"]) == ([0.25] * 3, [2.0, 2.0, 0.5])
+    known = {"joint_ids_map": [1, 0], "step_dt": 0.02, "stiffness": [40.0, 20.0, 0.0]}
+    known["commands"] = {"base_velocity": {"ranges": RANGES}}
+    assert found == found | known
 
 
 BOTH, RL_SAR, UNITREE_ALONE = (True, True), (True, False), (False, True)
@@ -679,12 +582,6 @@ def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(
     for target in targets:
         with pytest.raises(ValueError, match=f"fit the program of '{target}': .*{message}"):
             write_alone(tmp_path, target, robot)
-
-
-def test_two_observations_of_one_name_are_refused():
-    twice = with_terms(term("left", "joint_pos_rel", 1), term("right", "joint_pos_rel", 1))
-    with pytest.raises(ValueError, match=r"joint_pos_rel'\], expected each once"):
-        unitree_config(metadata_of(twice))
 
 
 @pytest.mark.parametrize("target", ["rl_sar", "unitree_gym"])

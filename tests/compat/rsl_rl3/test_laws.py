@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from rsl_rl.algorithms import Distillation
 from support.policy_era import make_distillation, make_ppo, roll_out
 from support.tolerances import EXACT_FLOAT64
 
@@ -69,30 +68,6 @@ def test_gradients_equal_those_of_the_policys_own_forward_pass(student, gradient
     roll_out(algorithm, 1)  # from a state that is not zero
     expected = stepwise_gradients(algorithm, gradient_length)
     torch.testing.assert_close(gradients_of_update(algorithm), expected, **EXACT_FLOAT64)
-
-
-def teachers_labels(algorithm, interrupted):
-    """Return the labels of a second rollout, with or without an update before it."""
-    roll_out(algorithm, 0)
-    if interrupted:
-        algorithm.update()
-    else:
-        algorithm.storage.clear()
-    roll_out(algorithm, 1)
-    return algorithm.storage.privileged_actions.clone()
-
-
-def test_a_recurrent_teacher_is_not_interrupted_by_an_update():
-    def labels(algorithm_class, interrupted):
-        policy_kwargs = {"teacher_recurrent": True}
-        algorithm = make_distillation(
-            algorithm_class, 6, 4, policy_kwargs=policy_kwargs, gradient_length=3
-        )
-        return teachers_labels(algorithm, interrupted)
-
-    expected = labels(TbpttDistillation, interrupted=False)
-    torch.testing.assert_close(labels(TbpttDistillation, True), expected, **EXACT_FLOAT64)
-    assert not torch.allclose(labels(Distillation, True), expected)  # rsl_rl clears its memory
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
