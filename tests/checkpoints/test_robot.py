@@ -161,22 +161,3 @@ def test_the_joints_that_a_term_selects_are_recorded_in_order(joint_ids, expecte
         "weights": "torch:Tensor",
         "object": f"{__name__}:Phase",
     }
-
-
-@pytest.mark.parametrize("sdk_names", [["knee", "hip"], None])
-def test_the_order_of_motors_is_recorded_if_the_robots_config_has_it(sdk_names):
-    zeros = torch.zeros(4, 2)
-    data = SimpleNamespace(default_joint_pos=zeros, joint_stiffness=zeros, joint_damping=zeros)
-    robot = SimpleNamespace(
-        joint_names=["hip", "knee"],
-        cfg=SimpleNamespace(joint_sdk_names=sdk_names),
-        data=data,
-        actuators={},
-    )
-    action = SimpleNamespace(_asset=robot, _joint_names=robot.joint_names, action_dim=2)
-    action.cfg = SimpleNamespace(asset_name="robot")
-    manager = SimpleNamespace(active_terms=["legs"], get_term=lambda _: action)
-    found = describe_robot(SimpleNamespace(action_manager=manager), OBS)
-    assert found["joint_names"] == ["hip", "knee"]
-    assert found.get("joint_sdk_names") == sdk_names
-    assert found["actions"][0]["entity"] == "robot"

@@ -61,16 +61,6 @@ def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
         np.testing.assert_allclose(policy.state["h_in"][:, 0], golden["h"][step], atol=1e-5)
 
 
-def test_one_array_is_accepted_if_there_is_one_input(bundle):
-    policy, (golden, groups) = Policy(bundle), groups_of(bundle)
-    joined = np.concatenate([np.ravel(values[0]) for values in groups.values()])
-    if len(policy.metadata["inputs"]) == 1:
-        np.testing.assert_allclose(policy.step(joined), golden["actions"][0], atol=1e-5)
-    else:
-        with pytest.raises(ValueError, match=r"observations are .*, expected "):
-            policy.step(joined)
-
-
 def changed(bundle, folder, **entries):
     """Return a copy of a bundle with other entries in ``policy.json``."""
     shutil.copytree(bundle, folder)

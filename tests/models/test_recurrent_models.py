@@ -18,7 +18,6 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.frames import deduplicate_frames, unique_frames
 from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import recompute
-from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import gaussian_head
 
@@ -105,41 +104,6 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
     shown, _ = unique_frames(seen.steps["camera"])
     assert rows == [len(shown)] * 2
     assert len(shown) < 0.3 * T * N
-
-
-class ManyFrames:
-    """An encoder with large graphs, and their memory."""
-
-    def __init__(self):
-        layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
-        self.encoder = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 32 * 32, 4))
-        self.per_row = recompute.graph_bytes_per_row(self.encoder, torch.randn(2, 1, 32, 32))
-
-    def peak(self, num_rows, **options):
-        with PeakMemory() as memory:
-            rows = torch.randn(num_rows, 1, 32, 32)
-            recompute.in_parts(self.encoder, rows, self.per_row, **options).sum().backward()
-            self.encoder.zero_grad()
-        return memory.peak
-
-
-@pytest.mark.parametrize(("num_rows", "num_again"), [(128, 0), (129, 64), (200, 128), (512, 384)])
-def test_parts_that_do_not_fit_are_run_again(monkeypatch, num_rows, num_again):
-    of, rows = ManyFrames(), []
-    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 64 * of.per_row)
-    monkeypatch.setitem(recompute._KEPT, "cpu", 128 * of.per_row)
-
-    def encode(part):
-        rows.append(len(part))
-        return of.encoder(part)
-
-    frames = torch.randn(num_rows, 1, 32, 32)
-    features = recompute.in_parts(encode, frames, of.per_row)
-    torch.testing.assert_close(features, of.encoder(frames), **EXACT_FLOAT64)
-    assert sum(rows) == num_rows
-    rows.clear()
-    features.sum().backward()
-    assert sum(rows) == num_again
 
 
 def test_without_an_encoder_it_is_rsl_rls_model():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from rsl_tbptt.checkpoints.writing import (
     save_checkpoint,
 )
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -108,39 +106,6 @@ def test_numbering_of_iterations_continues_after_a_resume(tmp_path):
     again.load(str(tmp_path))
     again.learn(5 - again.num_iterations)  # nothing is left, and nothing is written
     assert names(tmp_path) == [f"model_{it}.pt" for it in range(5)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "losses"),
-    [("distillation", ["behavior", "buffer"]), ("ppo", ["value", "surrogate", "entropy"])],
-)
-def test_the_console_shows_losses_and_health_goes_only_to_tensorboard(
-    kind, losses, tmp_path, capsys
-):
-    runner = make_runner(tmp_path, kind)
-    runner.learn(2)
-    table = capsys.readouterr().out.partition("Learning iteration 1/2")[2]
-    assert re.findall(r"Mean (\S+) loss:", table) == losses
-    assert "done_rate" not in table
-    curves = read_curves(tmp_path)
-    for name, value in runner.alg.metrics.items():
-        steps, values = curves[f"Loss/{name}"]
-        assert steps == ([1] if name == "buffer" else [0, 1])  # which begins empty
-        assert values[-1] == pytest.approx(value, rel=1e-5)
-    assert {"done_rate", "dead_units", "saturated_units"} <= runner.alg.metrics.keys()
-
-
-def test_the_stock_runner_and_ours_read_each_others_checkpoints(tmp_path):
-    stock = make_runner(None, "ppo", runner_class=STOCK["ppo"])
-    make_runner(tmp_path, "ppo").learn(2)
-    stock.load(str(tmp_path / "model_1.pt"))
-    assert stock.current_learning_iteration == 1
-    torch.save({**stock.alg.save(), "iter": 7, "infos": None}, tmp_path / "model_7.pt")
-    again = make_runner(tmp_path, "ppo")
-    again.load(str(tmp_path / "latest"))
-    assert (again.current_learning_iteration, again.num_iterations) == (7, 8)
-    again.learn(1)
-    assert again.num_iterations == 9
 
 
 # What follows is keep_last and keep_best.

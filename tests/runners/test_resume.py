@@ -223,19 +223,3 @@ def test_another_number_of_environments_starts_new_episodes(case, num_envs, tmp_
     assert_same(at_rollout, [at_first])
     assert resumed.num_iterations == 5
     assert resumed.logger.tot_timesteps == 6 * (3 * NUM_ENVS + 2 * num_envs)
-
-
-def test_an_environment_that_refuses_its_state_leaves_the_rest_unchanged(tmp_path):
-    def refuse(_):
-        raise ValueError("recall_length is 4, expected 3.")
-
-    make(tmp_path, "run", "ppo").learn(2)
-    resumed = make(tmp_path, "run", "ppo")
-    resumed.load(str(tmp_path / "run" / "latest"))
-    resumed.env.load_state_dict = refuse
-    generator = torch.get_rng_state()
-    with pytest.raises(ValueError, match="recall_length is 4"):
-        resumed.learn(1)
-    assert (resumed.logger.tot_timesteps, len(resumed.logger.rewbuffer)) == (0, 0)
-    assert resumed.alg.actor.get_hidden_state() is None
-    assert torch.equal(torch.get_rng_state(), generator)

@@ -8,13 +8,10 @@ import pytest
 import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core.scan.layers import tf32_in_layers, tf32_in_products
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
 from scripts.benchmark.case import (
-    LIBRARIES,
     Case,
-    alternate,
     check_equal,
     spread,
 )
@@ -68,28 +65,8 @@ def test_wrong_options_are_named(monkeypatch, option, name):
         run(monkeypatch, *FEW, option)
 
 
-def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch):
-    monkeypatch.setattr(bench, "rsl_rl_era", lambda: "policy")
-    with pytest.raises(ImportError, match=r"expected 5\.0\.1 to 5\.5: "):
-        run(monkeypatch, *FEW)
-
-
 def test_the_ratio_is_the_median_of_the_pairs():
     assert spread([1.0, 2.0, 4.0], [2.0, 20.0, 12.0]) == (2.0, 3.0, 10.0)
-
-
-def test_libraries_take_turns_after_one_update_to_warm_up(monkeypatch):
-    turns = []
-
-    class Turns:
-        def __init__(self, library):
-            self.update = lambda: turns.append(library)
-
-    monkeypatch.setattr(bench, "build", lambda case, library: Turns(library))
-    monkeypatch.setattr(bench, "fill", lambda algorithm, case, seed: None)
-    times = alternate([(library, TINY) for library in LIBRARIES], num_updates=2)
-    assert turns == [*LIBRARIES] * 3
-    assert [len(seconds) for seconds in times] == [2, 2]
 
 
 @pytest.mark.parametrize(("num_mini_batches", "few"), [(4, 32), (3, 30), (20, 40), (256, 512)])
@@ -108,12 +85,3 @@ def test_equality_is_checked_over_all_steps_and_with_all_environments(
 @pytest.mark.parametrize("algorithm", ["distillation", "ppo"])
 def test_the_check_passes(algorithm, rnn_type):
     check_equal(replace(TINY, algorithm=algorithm, rnn_type=rnn_type, done_rate=0.2))
-
-
-@pytest.mark.parametrize("precision", ["float32", "TF32"])
-def test_all_products_of_a_gpu_are_in_the_precision_of_the_case(precision):
-    """Afterwards they have torch's default again. No GPU is needed to read the setting."""
-    with bench.products_in(precision):
-        assert tf32_in_products() == (precision == "TF32")
-        assert tf32_in_layers()
-    assert not tf32_in_products()

@@ -196,16 +196,6 @@ def test_torchscript_runs_in_the_libtorch_of_robots(tmp_path, libtorch, kind):
     assert differs == (kind != "mlp")
 
 
-def test_torchscript_keeps_no_graph_of_its_steps(tmp_path):
-    policy, groups = build("cnn-gru")
-    export_torchscript(policy, groups, tmp_path / "policy.pt")
-    module = torch.jit.load(str(tmp_path / "policy.pt"))
-    obs = torch.cat([each.flatten(1).float() for each in groups.values()], dim=1)
-    assert not module(obs).requires_grad
-    module(obs.requires_grad_())
-    assert not module.state.requires_grad
-
-
 def without_memory(policy):
     for name, weights in policy.rnn.rnn.named_parameters():
         if "weight_hh" in name:

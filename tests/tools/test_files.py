@@ -1,8 +1,5 @@
 """Files are either complete or unchanged."""
 
-import os
-import stat
-
 import pytest
 
 from rsl_tbptt.files import output_path, read_config, write_json
@@ -15,22 +12,6 @@ def test_json_is_complete_or_as_before(tmp_path):
         write_json(path, {"a": object()})
     assert path.read_text() == '{\n "a": 1\n}\n'
     assert [*tmp_path.iterdir()] == [path]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
-def test_a_new_name_reaches_the_disk_before_the_writer_continues(tmp_path, monkeypatch):
-    synced, fsync = [], os.fsync
-
-    def note(descriptor):
-        names = sorted(os.listdir(tmp_path))
-        synced.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
-        if synced[-1] == "folder":
-            assert names == ["value.json"]  # renamed before
-
-    monkeypatch.setattr(os, "fsync", note)
-    write_json(tmp_path / "value.json", 1)
-    assert synced == ["file", "folder"]
 
 
 @pytest.mark.parametrize("name", ["exported", "evaluation.json"])

@@ -109,13 +109,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def returns(trained):
-    """Mean returns by policy."""
-    files = {path.parent.name: path for path in trained.glob("logs/*/evaluation.json")}
-    return {name: json.loads(path.read_text())["mean_return"] for name, path in files.items()}
-
-
 ENV = f"--env {NAME}.env:make"
 
 
@@ -141,19 +134,13 @@ def train_without_memory():
 
 
 @pytest.mark.long
-def test_the_readme_of_rsl_rl_trains_and_evaluates_all_four_policies(returns):
+def test_the_readme_of_rsl_rl_trains_and_evaluates_policies_and_its_student_needs_memory(trained):
+    files = {path.parent.name: path for path in trained.glob("logs/*/evaluation.json")}
+    returns = {name: json.loads(path.read_text())["mean_return"] for name, path in files.items()}
     assert set(returns) == {"teacher", "student", "recurrent", "finetune", "memoryless"}
     assert returns["recurrent"] > 0.9 * returns["teacher"]
-
-
-@pytest.mark.long
-def test_its_student_needs_memory_and_comes_near_its_teacher(returns):
     assert returns["student"] > 0.93 * returns["teacher"], returns
     assert returns["memoryless"] < 0.7 * returns["teacher"], returns
-
-
-@pytest.mark.long
-def test_fine_tuning_starts_from_the_student_and_keeps_what_it_learned(trained, returns):
     path = trained / "logs" / "finetune" / "model_199.pt"
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["rsl_tbptt"]["fine_tuning"]["num_updates"] == 200

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 import yaml
-from tensordict import TensorDict
 
 from rsl_tbptt.tools.platforms import (
     PLATFORMS,
@@ -133,29 +131,6 @@ def simulated(platform, task, **options):
 def test_a_task_that_mjlab_does_not_know_is_named(registry):
     with pytest.raises(ValueError, match=r"The task is 'Task', expected one of \['Other'"):
         simulated(mjlab, "Task").__enter__()
-
-
-class Drawing:
-    """Draws its first observation."""
-
-    def __init__(self, steps=0):
-        self.episode_length_buf = torch.full((2,), steps)
-
-    def get_observations(self):
-        return TensorDict({"policy": torch.randn(2, 3)}, batch_size=[2])
-
-
-class Resetting(Drawing):
-    """Its episodes begin when it is told."""
-
-    def reset(self):
-        self.episode_length_buf.zero_()
-
-
-def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
-    with pytest.raises(ValueError, match="episode_length_buf is not 0 everywhere"):
-        rsl_rl_alone.restart(Drawing(steps=3), 5)
-    assert rsl_rl_alone.restart(Resetting(steps=3), 5)["policy"].shape == (2, 3)
 
 
 @dataclasses.dataclass

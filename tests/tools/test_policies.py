@@ -13,7 +13,6 @@ from rsl_rl.runners import OnPolicyRunner
 from support.trained import load_policy
 from tensordict import TensorDict
 
-from rsl_tbptt.files import read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import load_platform
@@ -211,18 +210,6 @@ def test_a_file_that_contradicts_the_checkpoint_is_refused(tmp_path, told, messa
         return
     with pytest.raises(ValueError, match=message):
         read_run(tmp_path / "model_0.pt", agent=agent)
-
-
-def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
-    runner = runner_of(tmp_path)
-    assert not (tmp_path / "params").exists()
-    (tmp_path / "model_0.pt").unlink()  # a training begins in a folder without any
-    runner.learn(1)
-    config = read_config(tmp_path / "params" / "agent.yaml")
-    assert config["actor"]["image_scale"] == SEES["image_scale"]
-    assert config["actor"]["distribution_cfg"]["class_name"] == "GaussianDistribution"
-    assert config["obs_groups"] == GROUPS
-    assert same_actions(runner, load_policy(tmp_path / "model_0.pt"))
 
 
 ITSELF: dict[str, Any] = {"class_name": "MLPModel"}

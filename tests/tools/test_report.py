@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.commands.cli import command_parser, main
-from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, thinned, ticks
+from rsl_tbptt.tools.runs.charts import MOST_POINTS, curve_chart, thinned
 from rsl_tbptt.tools.runs.report import report
 from rsl_tbptt.tools.simulate.evaluate import summarise
 
@@ -216,15 +216,6 @@ def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
     assert "commit robots abababababab with changes" in text
 
 
-def test_a_folder_of_events_alone_has_a_page(tmp_path):
-    with SummaryWriter(log_dir=str(tmp_path)) as writer:
-        writer.add_scalar("Train/mean_reward", float("nan"), 0)
-    html, text = page_of(tmp_path)
-    assert "… checkpoint skipped: no model_" in text
-    assert "No curves to draw" in text
-    assert [*commands_in(html)] == ["judge"]
-
-
 def test_wrong_arguments_are_named(run, tmp_path, capsys):
     (run / "evaluation.json").write_text(json.dumps({"episodes": 3}))
     (tmp_path / "empty").mkdir()
@@ -239,12 +230,6 @@ def test_wrong_arguments_are_named(run, tmp_path, capsys):
         assert line.startswith("rsl-tbptt report: ")
         assert message in line
     assert [name for name in os.listdir(run) if name.endswith(".html")] == []
-
-
-def test_ticks_are_round_numbers_within_the_range():
-    assert ticks(-0.3, 0.31) == [-0.2, 0, 0.2]
-    assert ticks(59, 61) == [59, 59.5, 60, 60.5, 61]
-    assert ticks(1, 1) == [1]
 
 
 def test_a_curve_is_thinned_to_means_and_keeps_its_gaps():

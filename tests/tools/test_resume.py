@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.platforms import Training, load_platform
+from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.platforms.noted import noted_settings
 from rsl_tbptt.tools.runs import resume
 from rsl_tbptt.tools.runs.resume import RunFacts
@@ -183,46 +183,6 @@ def test_what_a_training_changed_are_plain_values_and_the_names_of_others(tmp_pa
         "env.limits": [0.0, None],
     }
     assert others == ["agent.cfg", "agent.code", "agent.gone", "env.scene.kind", "env.new"]
-
-
-VALUES = {
-    "agent.rate": 1e-05,
-    "agent.clip": None,
-    "agent.check": True,
-    "agent.sizes": (64, 32),
-    "agent.loss": "it's 1, 2",
-    "agent.kind": "my.module:Kind",
-    "agent.number": "12",
-}
-
-
-@pytest.mark.parametrize(
-    ("platform", "expected"),
-    [
-        (
-            isaaclab,
-            [
-                *("agent.rate=1e-05", "agent.clip=null", "agent.check=True", "agent.sizes=[64,32]"),
-                *(r"agent.loss='it\'s 1, 2'", "agent.kind=my.module:Kind", "agent.number='12'"),
-            ],
-        ),
-        (
-            mjlab,
-            [
-                *("--agent.rate", "1e-05", "--agent.clip", "None", "--agent.check", "True"),
-                *("--agent.sizes", "(64, 32)", "--agent.loss", "it's 1, 2"),
-                *("--agent.kind", "my.module:Kind", "--agent.number", "12"),
-            ],
-        ),
-    ],
-)
-def test_settings_are_written_in_the_platforms_form(platform, expected):
-    training = Training(
-        task="Tbptt-T", agent="", num_envs=1, iterations=1, seed=0, run_name="r", settings=VALUES
-    )
-    command = platform.train_command(training, device="cpu")
-    start = command.index(expected[0])
-    assert command[start : start + len(expected)] == expected
 
 
 FOREIGN = {

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.algorithms import Distillation
 from support.older_checkpoints import as_policy
 from support.policy_era import (
     make_actor_critic,
     make_distillation,
     make_ppo,
     make_student_teacher,
-    parameters_of,
     roll_out,
 )
 
@@ -122,24 +121,6 @@ def test_a_student_is_resumed_without_the_file_of_its_teacher():
     fresh = make_distillation(TbpttDistillation, **SIZES, **options)
     with pytest.raises(ValueError, match=r"'moved\.pt' does not exist"):
         roll_out(fresh, 0)
-
-
-@pytest.mark.parametrize(
-    ("make", "ours", "stock"),
-    [(make_distillation, TbpttDistillation, Distillation), (make_ppo, TbpttPPO, PPO)],
-)
-def test_rsl_rl_reads_our_checkpoint_and_we_read_its(make, ours, stock):
-    for writer_class, reader_class in ((ours, stock), (stock, ours)):
-        writer, reader = trained(make, writer_class), make(reader_class, **SIZES)
-        assert load(reader, checkpoint_of(writer))
-        assert torch.equal(parameters_of(reader), parameters_of(writer))
-        moments = [
-            torch.stack([s["exp_avg"].norm() for s in algorithm.optimizer.state.values()])
-            for algorithm in (reader, writer)
-        ]
-        torch.testing.assert_close(*moments)
-        roll_out(reader, 0)
-        reader.update()
 
 
 def test_the_schedule_of_the_teachers_actions_continues_after_a_resume():
