@@ -9,14 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.helpers import make_distillation, make_obs
+from support.helpers import make_distillation, make_obs, write_drawn_bundle
 from support.trained import as_a_runner_builds_it
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.robot.export import export
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import BundlePolicy, torchscript, verify
 from rsl_tbptt.tools.run import read_run
 
@@ -27,17 +25,9 @@ def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
     policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
-    golden = draw(policy, {}, {name: obs[name] for name in policy.group_shapes}, 20, seed=0)
-    about = {"checkpoint": "model_0.pt", "iteration": 0}
-    write_bundle(
-        folder,
-        Recorded(policy, golden, ""),
-        {},
-        {},
-        about,
-        single_input=request.param,
-        targets=["c"],
-    )
+    groups = {name: obs[name] for name in policy.group_shapes}
+    options = {"single_input": request.param, "targets": ["c"]}
+    write_drawn_bundle(folder, policy, groups, 20, **options)
     return folder, policy
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import RNNModel
+from support.helpers import write_drawn_bundle
 from support.isaaclab_process import look_at
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
 pytestmark = pytest.mark.isaaclab
@@ -102,9 +101,7 @@ def write(folder, described, raw, starts):
     )
     policy.update_normalization(obs)
     policy.eval()
-    golden = draw(policy, {}, {"policy": obs["policy"][:1]}, 40, seed=0)
-    about = {"checkpoint": "model_1.pt", "iteration": 1}
-    write_bundle(folder, Recorded(policy, golden, "drawn"), {}, described, about)
+    write_drawn_bundle(folder, policy, {"policy": obs["policy"][:1]}, 40, described)
 
 
 FAULTY = {

@@ -14,14 +14,14 @@ import pytest
 import torch
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules.distribution import Distribution
-from support.helpers import MEMORIES
+from support.helpers import MEMORIES, write_drawn_bundle
 from support.helpers import MODELS as OF_RSL_RL
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy, groups_in, join
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.robot.bundle import Recorded, export_torchscript, write_bundle
+from rsl_tbptt.tools.robot.bundle import export_torchscript
 from rsl_tbptt.tools.robot.c_code import run_c
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import check_trust, run_onnx, verify
@@ -119,15 +119,8 @@ def write(folder, kind, distribution=GAUSSIAN, *, heads=False, steps=300, fault=
     policy, groups = build(kind, distribution)
     width = policy.get_latent(TensorDict(groups, batch_size=[1])).shape[-1]
     made = {"auxiliary/velocity": torch.nn.Linear(width, 2)} if heads else {}
-    trajectory = draw(policy, made, groups, steps, seed=1)
-    if policy.is_recurrent:
-        policy.reset()
-    if fault is not None:
-        fault(policy)
-    about = {"checkpoint": "model_5.pt", "iteration": 5}
-    recorded = Recorded(policy, trajectory, "drawn")
-    write_bundle(folder, recorded, made, ROBOT, about, targets=["c"], **options)
-    return trajectory
+    options["targets"] = ["c"]
+    return write_drawn_bundle(folder, policy, groups, steps, ROBOT, made, fault, **options)
 
 
 @pytest.mark.parametrize(

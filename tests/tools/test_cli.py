@@ -143,10 +143,8 @@ def folder(tmp_path, monkeypatch):
     torch.jit.script(torch.nn.Linear(1, 1)).save("exported.pt")
     (tmp_path / "onnx.pt").write_bytes(b"\x08\x0a\x12\x07pytorch")
     torch.save([1], "no_dict.pt")
-
     torch.save({"actor_state_dict": {"net.weight": torch.zeros(2, 2)}}, "other_model.pt")
     (tmp_path / "damaged.pt").write_bytes((tmp_path / "model_0.pt").read_bytes()[:500])
-
     (tmp_path / "damaged.yaml").write_text("a: [")
     (tmp_path / "list.yaml").write_text("[actor]")
     (tmp_path / "told.yaml").write_text(

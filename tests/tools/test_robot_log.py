@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import RNNModel
+from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
 NUM_STEPS = 60
@@ -49,10 +48,8 @@ def bundle(tmp_path_factory):
     policy = RNNModel(obs, groups, "actor", 4, obs_normalization=True, **sizes)
     policy.update_normalization(obs)
     policy.eval()
-    golden = draw(policy, {}, {name: obs[name][:1] for name in ("policy", "goal")}, NUM_STEPS, 0)
     folder = tmp_path_factory.mktemp("bundle")
-    about = {"checkpoint": "model_1.pt", "iteration": 1}
-    write_bundle(folder, Recorded(policy, golden, "drawn"), {}, ROBOT, about)
+    write_drawn_bundle(folder, policy, obs[:1].to_dict(), NUM_STEPS, ROBOT)
     return folder
 
 

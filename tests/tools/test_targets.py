@@ -16,11 +16,10 @@ import pytest
 import torch
 import yaml
 from rsl_rl.models import MLPModel, RNNModel
+from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.commands import commands
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.rl_sar import rl_sar_config
 from rsl_tbptt.tools.robot.runtime_configs import unitree_config, write_config
 from rsl_tbptt.tools.robot.targets import TARGETS, Exported
@@ -101,14 +100,8 @@ def write(folder, kind="lstm", robot=UNSCALED, targets=tuple(TARGETS), fault=Non
     else:
         options = {"rnn_type": kind, "rnn_hidden_dim": 12, "rnn_num_layers": 2}
         policy = RNNModel(obs, groups, "actor", num_actions, hidden_dims=[8], **options).eval()
-    trajectory = draw(policy, {}, {"policy": obs["policy"][:1]}, STEPS, seed=1)
-    if policy.is_recurrent:
-        policy.reset()
-    if fault is not None:
-        fault(policy)
-    about = {"checkpoint": "model_5.pt", "iteration": 5}
-    write_bundle(folder, Recorded(policy, trajectory, "drawn"), {}, robot, about, targets=targets)
-    return trajectory
+    groups = {"policy": obs["policy"][:1]}
+    return write_drawn_bundle(folder, policy, groups, STEPS, robot, fault=fault, targets=targets)
 
 
 @pytest.fixture(scope="module")
