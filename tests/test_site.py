@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("furo", reason="the extra docs is not installed")
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = [Path("/usr/bin", name) for name in ("chromium", "chromedriver")]
 
 
 def build(docs, site):
@@ -57,29 +56,3 @@ def test_a_broken_link_fails_the_build(tmp_path):
     assert built.returncode == 1
     for target in ("gone.md", "gone_heading", "gone.py", "gone.svg"):
         assert target in built.stderr, built.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not all(map(Path.exists, CHROMIUM)), reason="needs Debian's chromium")
-def test_looking_at_pages_finds_problems(tmp_path, capsys):
-    from scripts.ci.site_looks import main
-
-    site = tmp_path / "site"
-    site.mkdir()
-    for name, body in {
-        "good": '<p>text</p><img src="https://example.invalid/image.svg">',
-        "wide": '<main><p style="width: 500px">text</p></main>',
-        "image": '<img src="gone.png">',
-        "script": "<script>undefined_name()</script>",
-    }.items():
-        head = '<!doctype html><meta name="viewport" content="width=device-width">'
-        (site / f"{name}.html").write_text(f"{head}<link rel=icon href=data:,>{body}")
-    assert main([str(site), str(tmp_path / "shots"), "good.html"]) == 0
-    assert main([str(site), str(tmp_path / "shots")]) == 1
-    found = capsys.readouterr().out
-    assert re.search("wide, 375 pixels, dark: is 5.. pixels wide", found)
-    assert "wide, 1280" not in found
-    assert "image, 1280 pixels, light: misses" in found
-    assert "script, 375 pixels, light: logs" in found
-    assert "good," not in found
-    assert len([*(tmp_path / "shots").glob("*.png")]) == 16

@@ -8,9 +8,7 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support import controllers
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.helpers import make_distillation, roll_out
 
-from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
@@ -90,20 +88,6 @@ def test_its_state_is_reset_where_an_episode_ends_and_its_buffer_is_copied():
     assert playback.told[0] == [False, False, False, True]
 
 
-def test_a_skipped_update_does_not_touch_its_state():
-    runner = distilling("Playback")
-    runner.learn(1)
-    (playback,) = runner.alg.teacher._controller
-    with torch.inference_mode():
-        actions = runner.alg.act(runner.env.get_observations())
-        runner.alg.process_env_step(*runner.env.step(actions))
-    before, told = playback.steps.copy(), len(playback.told)
-    runner.alg.transaction.drop_rollout()
-    assert runner.alg.storage.step == 0
-    assert (playback.steps == before).all()
-    assert len(playback.told) == told
-
-
 def test_arguments_come_from_the_config_and_a_callable_may_be_given():
     named = distilling({"class_name": NAMED + "Playback", "actions": (0.7,)})
     assert (labels_of(named) == 0.7).all()
@@ -111,22 +95,6 @@ def test_arguments_come_from_the_config_and_a_callable_may_be_given():
     cfg = distillation_cfg() | {"teacher": with_gain}
     runner = DistillationRunner(RecallEnv(4, 3), copy.deepcopy(cfg), log_dir=None)
     assert labels_of(runner).unique().tolist() == [-3.0, 0.0, 3.0]
-
-
-def last_of(obs):
-    return obs["state"][:, :2]
-
-
-@pytest.mark.parametrize("in_batches", [True, False])
-def test_a_function_labels_steps_and_whole_rollouts_alike(in_batches):
-    options = {"gradient_length": 3, "batch_teacher_labels": in_batches}
-    made = make_distillation(TbpttDistillation, 6, 4, **options)
-    teacher: Any = last_of
-    algorithm = TbpttDistillation(made.student, teacher, made.storage, **options)
-    roll_out(algorithm, 0)
-    algorithm.update()
-    stored = algorithm.storage
-    assert torch.equal(stored.privileged_actions, stored.observations["state"][..., :2])
 
 
 def several(teacher: str, **options: Any) -> dict[str, Any]:

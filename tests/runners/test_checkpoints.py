@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -61,21 +60,6 @@ def test_half_written_files_of_killed_runs_are_deleted_after_a_while(tmp_path):
     (tmp_path / kept[2]).touch()  # another process may be writing it
     save_checkpoint({"value": 1}, tmp_path / "model_3.pt")
     assert {path.name for path in tmp_path.iterdir()} == {"model_3.pt", *kept}
-
-
-def mode_of(path):
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_a_new_file_has_the_mode_that_open_gives(tmp_path):
-    umask = 0o077
-    before = os.umask(umask)
-    try:
-        (tmp_path / "plain").open("wb").close()
-        save_checkpoint({"value": 1}, tmp_path / "model.pt")
-    finally:
-        os.umask(before)
-    assert mode_of(tmp_path / "model.pt") == mode_of(tmp_path / "plain") == 0o666 & ~umask
 
 
 def test_a_link_is_kept_and_its_target_is_replaced(tmp_path):

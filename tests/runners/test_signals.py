@@ -13,7 +13,6 @@ from support.safe_runs import RUNNERS, STEPS, STOCK, DisturbedEnv, assert_same, 
 from support.safe_runs import make_runner as make
 
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.runners import STOPPED
 from rsl_tbptt.signals import StopSignals
 
@@ -97,15 +96,6 @@ def test_a_second_signal_has_its_previous_effect(monkeypatch):
         assert received == [signal.SIGUSR1]
 
 
-def test_all_ranks_end_if_one_got_a_signal(tmp_path, monkeypatch):
-    runners, asked = (make(tmp_path), make_stock(tmp_path, "ppo", 1)), iter([0, 1, 0, 1])
-    monkeypatch.setattr(Ranks, "sum_count", lambda *_: next(asked))
-    for runner in runners:
-        with pytest.raises(SystemExit):
-            runner.learn(5)
-    assert names(tmp_path) == ["model_0.pt", "model_1.pt", "safe_0.pt", "safe_1.pt"]
-
-
 # The rest tests safe_checkpoint_interval: the algorithm writes files, under stock runners too.
 
 
@@ -126,20 +116,6 @@ def test_each_file_is_like_the_runners_and_loads_there(kind, tmp_path):
     resumed = make_stock(tmp_path, kind, 1)
     resumed.load(str(tmp_path / "safe_2.pt"))
     assert resumed.current_learning_iteration == 2
-
-
-def test_files_are_numbered_like_the_runners(tmp_path):
-    runner = make_stock(tmp_path, "ppo", 2)
-    runner.learn(4)  # 0 to 3
-    assert names(tmp_path) == ["safe_0.pt", "safe_2.pt"]
-    runner.learn(2)  # 3, 4: rsl_rl begins with the last one's number
-    assert names(tmp_path) == ["safe_2.pt", "safe_4.pt"]
-    resumed = make_stock(tmp_path, "ppo", 2)
-    resumed.load(str(tmp_path / "safe_4.pt"))
-    resumed.learn(3)  # 4 to 6; what an earlier process wrote stays
-    assert names(tmp_path) == ["safe_2.pt", "safe_4.pt", "safe_6.pt"]
-    assert latest_checkpoint(tmp_path).name == "safe_6.pt"
-    assert torch.load(tmp_path / "safe_6.pt")["iter"] == 6
 
 
 def test_nothing_is_written_or_handled_without_the_option(tmp_path):

@@ -80,22 +80,6 @@ def test_a_run_writes_report_data_and_figures(monkeypatch, tmp_path, capsys):
     assert data["about"]["versions"]["torch"] == torch.__version__.split("+")[0]
 
 
-@pytest.mark.usefixtures("_made_up")
-@pytest.mark.filterwarnings("ignore:.*more than num_steps_per_env")
-def test_agents_are_measured_as_large_as_they_fit(monkeypatch, tmp_path):
-    names = ("anymal-d-ppo", "plan-gear-4096", "long-128")
-    rows = [row for row in ROWS if row.name in names]
-    monkeypatch.setattr(suite, "load_rows", lambda _: rows)
-    output = tmp_path / "agents"
-    options = ("--quick", "--gigabytes", "0.2", "--output", output)
-    assert run(monkeypatch, "agents", *options) == 0
-    report = (output / "benchmark.md").read_text(encoding="utf-8")
-    assert "| anymal-d-ppo | 128 | 100 | 5 | 5 |" in report
-    assert "done rate 0.001, 5 epochs | 200 MB | 20 MB |" in report
-    assert "| plan-gear-4096 | 128 | 64 | 154 MB | 23 MB | +573.7 % |" in report
-    assert (output / "long.svg").exists()
-
-
 def test_different_computations_are_not_reported(monkeypatch, tmp_path, capsys):
     def differ(case):
         raise ValueError("times of different computations are not compared.")

@@ -18,7 +18,6 @@ from scripts.pipeline.learning import (
     judge,
     lowest_share,
     means,
-    read_learnings,
 )
 from scripts.pipeline.run import Record
 from scripts.pipeline.sweep import Sweep, Variant
@@ -140,27 +139,6 @@ def records(tmp_path, experiment):
             finished_at=1.0,
         )
     return records
-
-
-def test_stages_are_read(tmp_path, experiment, records):
-    few = experiment.policies["student"].model_copy(update={"num_envs": 3})
-    experiment = experiment.model_copy(update={"policies": experiment.policies | {"student": few}})
-    sweep = SWEEP.model_copy(update={"seeds": [7], "evaluate_after": {"scratch": [2, 1]}})
-    for after in (1, 2):
-        file = tmp_path / "evaluation" / f"scratch-7-after-{after}.json"
-        write_json(file, {"mean_return": float(after)})
-    learnings = {one.policy: one for one in read_learnings(tmp_path, experiment, sweep, records)}
-    assert learnings["student"].curve == {1: 1.0, 2: 2.0}
-    assert learnings["student"].steps_per_iteration == 3 * 10
-    teachers = experiment.num_envs * 10 * experiment.policies["teacher"].iterations
-    assert learnings["teacher"].num_steps == teachers
-    earlier = {name: one.num_earlier_steps for name, one in learnings.items()}
-    students = 3 * 10 * experiment.policies["student"].iterations
-    assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
-    assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
-    assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]
-    evaluated = [[*one.evaluated.items()] for one in learnings.values()]
-    assert evaluated == [[], [], [], [(1, 1.0), (2, 2.0)]]
 
 
 def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys):

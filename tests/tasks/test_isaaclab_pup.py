@@ -18,12 +18,7 @@ JOINTS = ("hip", "knee")
 LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
 MOST_PULL = 6.0  # N
 CONTROL_STEP, GRAVITY = 0.02, 9.81  # s, m/s^2
-SEGMENT, FOOT_RADIUS = 0.09, 0.015  # m: thigh and shank are equally long
 STIFFNESS = 12.0  # N m/rad
-LEG_HEIGHT = 2 * SEGMENT * math.cos(0.7)  # m, from the foot's centre to the hip, by default
-LIFT = 0.03  # m
-LIFTED_HIP = math.acos((LEG_HEIGHT - LIFT) / (2 * SEGMENT))
-LIFTED = (LIFTED_HIP, -2 * LIFTED_HIP)
 
 NUM_ENVS = 64
 MOST_DELAY = 1  # steps
@@ -45,9 +40,7 @@ def measure(env):
     env.reset()
     idle = torch.zeros(NUM_ENVS, 8)
 
-    def place(
-        height=0.155, roll=0.0, linear=0.0, turn=0.0, joint=0.0, angles=(0.7, -1.4), lifted=()
-    ):
+    def place(height=0.155, roll=0.0, linear=0.0, turn=0.0, joint=0.0, angles=(0.7, -1.4)):
         pose = torch.zeros(NUM_ENVS, 7)
         pose[:, :3] = env.scene.env_origins
         pose[:, 2] = height
@@ -56,8 +49,7 @@ def measure(env):
         velocity[:, 0], velocity[:, 3] = linear, turn
         robot.write_root_pose_to_sim_index(root_pose=pose)
         robot.write_root_velocity_to_sim_index(root_velocity=velocity)
-        of_legs = {leg: LIFTED if leg in lifted else angles for leg in LEGS}
-        by_name = {f"{leg}_{j}": of_legs[leg][i] for leg in LEGS for i, j in enumerate(JOINTS)}
+        by_name = {f"{leg}_{j}": angles[i] for leg in LEGS for i, j in enumerate(JOINTS)}
         joints = torch.tensor([by_name[name] for name in robot.joint_names]).expand(NUM_ENVS, 8)
         robot.write_joint_position_to_sim_index(position=joints)
         robot.write_joint_velocity_to_sim_index(velocity=torch.full_like(joints, joint))
@@ -86,12 +78,6 @@ def measure(env):
                 env.observation_manager.reset(range(NUM_ENVS // 2))
             observed.append(env.observation_manager.compute(update_history=True)["policy"].clone())
         return observed
-
-    def trot_reward(steps, height=LEG_HEIGHT + FOOT_RADIUS, **state):
-        place(height, **state)
-        env.episode_length_buf[:] = steps
-        term = env.reward_manager.get_term_cfg("trot")
-        return term.func(env, **term.params)
 
     def step_from(**state):
         place(**state)
@@ -122,12 +108,6 @@ def measure(env):
         "falling": fall_freely(),
         "moving": moving,
         "steps": torch.stack(observe_steps()),
-        "trot": {
-            "stands in mid-swing": trot_reward(5),
-            "lifts the diagonal": trot_reward(5, lifted=["front_left", "rear_right"]),
-            "lifts the wrong diagonal": trot_reward(5, lifted=["front_right", "rear_left"]),
-            "leans": trot_reward(0, roll=0.1),
-        },
         "upright": step_from(),
         "tipped": step_from(height=0.2, roll=0.9),
         "sunk": step_from(height=0.05, angles=(1.57, 0.0)),  # legs stretched to the rear
@@ -201,23 +181,6 @@ def test_student_sees_each_sensor_late_by_a_delay_drawn_per_episode(seen, column
     all_delays = set(range(MOST_DELAY + 1))
     assert {delay_of(robot, start=0) for robot in others} == all_delays
     assert {delay_of(robot[RESTART:], start=RESTART) for robot in restarted} == all_delays
-
-
-@pytest.mark.parametrize(
-    ("case", "errors"),
-    [
-        ("stands in mid-swing", [LIFT, 0.0, 0.0, LIFT]),
-        ("lifts the diagonal", [0.0] * 4),
-        ("lifts the wrong diagonal", [LIFT] * 4),
-        (
-            "leans",
-            [LEG_HEIGHT * (1 - math.cos(0.1)) + y * math.sin(0.1) for y in (0.09, -0.09)] * 2,
-        ),
-    ],
-)
-def test_trot_is_rewarded_if_the_feet_have_the_clocks_height(seen, case, errors):
-    expected = math.exp(-sum(error**2 for error in errors) / 0.02**2)
-    assert seen["trot"][case] == pytest.approx([expected] * NUM_ENVS, abs=2e-3)
 
 
 def test_accelerometer_shows_which_way_is_up(seen):

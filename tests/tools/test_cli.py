@@ -440,14 +440,6 @@ def test_the_commands_of_the_pages_are_known(request):
         assert not unknown
 
 
-def test_doctor_passes_here(folder, capsys):
-    assert main(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    assert "WRONG" not in shown
-    assert "Isaac Lab    ok     isaaclab 3.0.0" in shown
-    assert f"mjlab        -      not installed: {install('mjlab')}" in shown
-
-
 def test_doctor_names_every_fault(folder, monkeypatch, capsys):
     versions = {"python": "3.11.0", "torch": None, "isaaclab": "3.0.0", "mjlab": None}
     monkeypatch.setattr(

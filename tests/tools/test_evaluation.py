@@ -82,21 +82,6 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     ]
 
 
-@pytest.mark.parametrize(("max_steps", "taken", "left"), [(9, 5, 0), (5, 5, 0), (4, 4, 1)])
-def test_each_step_is_watched_before_it_is_taken(max_steps, taken, left):
-    env, seen = FakeEnv(), []
-    _, lengths, unfinished = run_first_episodes(
-        env,
-        cast("Any", CountingPolicy()),
-        env.obs(),
-        watch=lambda step, _obs: seen.append((step, env.steps)),
-        max_steps=max_steps,
-    )
-    assert seen == [(step, step) for step in range(taken)]
-    assert lengths.tolist() == [2, taken, 3]
-    assert unfinished == left
-
-
 class Managers(FakeEnv):
     """The same environment with managers like Isaac Lab's: two rewards and two terminations.
 

@@ -233,18 +233,3 @@ def test_a_config_of_another_form_is_named_in_one_line(tmp_path, sections, messa
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert len(error.splitlines()) == 1
-
-
-def test_an_image_without_effect_is_refused(tmp_path):
-    checkpoint, _ = write_run(tmp_path)
-    for name in ("camera", "policy"):
-        with pytest.raises(
-            ValueError, match=rf"--image is {name}=3x8x8, expected one of \[\]|does"
-        ):
-            load_policy(checkpoint, images={name: (3, 8, 8)})
-    (tmp_path / "seeing").mkdir()
-    runner_of(tmp_path / "seeing", OnPolicyRunner)
-    checkpoint = tmp_path / "seeing" / "model_0.pt"
-    assert load_policy(checkpoint, images={"camera": (1, 6, 5)})
-    with pytest.raises(ValueError, match=r"--image is camera=1x6x6, expected \[1, 6, 5\]"):
-        load_policy(checkpoint, images={"camera": (1, 6, 6)})

@@ -152,19 +152,6 @@ def test_curves_above_an_evaluation_are_named(run, held_out, end):
     ]
 
 
-def test_a_folder_of_runs_is_a_comparison_of_them(tmp_path, monkeypatch, capsys):
-    runs = [write_run(tmp_path / "logs" / "cart" / name) for name in ("teacher", "student")]
-    (tmp_path / "logs" / "cart" / "teacher" / "videos").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "logs"]) == 0
-    assert capsys.readouterr().out == "wrote report.html\n"
-    html = (tmp_path / "report.html").read_text()
-    assert "<h1>2 trainings compared</h1>" in html
-    assert re.findall(r"</svg>(\w+)</li>", html) == ["student", "teacher"]
-    assert main(["report", "logs", str(runs[0])]) == 1
-    assert "expected each once: leave one out" in capsys.readouterr().err
-
-
 def memory(length=2, **changes):
     """Return a result of ``rsl-tbptt memory``, of two groups and a gradient of 16 steps."""
     stay = {"steps": 3, "observed": 150}

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import Distillation
 from support.older_checkpoints import as_policy
 from support.policy_era import (
     make_actor_critic,
@@ -121,18 +120,6 @@ def test_a_student_is_resumed_without_the_file_of_its_teacher():
     fresh = make_distillation(TbpttDistillation, **SIZES, **options)
     with pytest.raises(ValueError, match=r"'moved\.pt' does not exist"):
         roll_out(fresh, 0)
-
-
-def test_the_schedule_of_the_teachers_actions_continues_after_a_resume():
-    options: dict[str, Any] = {"teacher_action_share": 1.0, "teacher_action_updates": 4}
-    resumed = make_distillation(TbpttDistillation, **SIZES, **options)
-    load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation, **options)))
-    roll_out(resumed, 0)
-    assert resumed.update()["teacher_action_share"] == 0.5
-    fresh = make_distillation(TbpttDistillation, **SIZES, **options)
-    load(fresh, checkpoint_of(trained(make_distillation, Distillation)))
-    roll_out(fresh, 0)
-    assert fresh.update()["teacher_action_share"] == 1.0
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])

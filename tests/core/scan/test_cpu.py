@@ -7,15 +7,12 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import (
     CELLS,
     ENGINES,
     cpu,
-    free_buffers,
     products,
     recurrent_scan,
-    unchanged_weights,
 )
 
 pytestmark = pytest.mark.engines("compiled")
@@ -135,20 +132,6 @@ def test_nothing_is_kept_of_weights_that_may_change(engine, cell, library):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("own", ["weight_ih_l0", "bias_hh_l0"])
-def test_what_is_prepared_is_shared_by_windows_and_not_by_layers(engine, cell, library, own):
-    torch.manual_seed(2)
-    rnns = [CELLS[cell](D, H) for _ in range(2)]
-    for name, weight in rnns[0].named_parameters():
-        if name != own:
-            setattr(rnns[1], name, weight)
-    cases = [(rnn, engine, num_envs) for rnn in rnns for num_envs in (N, 2 * N)] * 2
-    with unchanged_weights():
-        found = [gradients(*case) for case in cases]
-    for case, shared in zip(cases, found, strict=True):
-        assert all(map(torch.equal, shared, gradients(*case)))
-
-
 def matrix(rows, columns, *, seed, is_transposed=False, margin=0):
     """Return a random matrix; with a margin, a part of the columns of a larger one."""
     generator = torch.Generator().manual_seed(seed)
@@ -182,13 +165,6 @@ def test_products_of_a_step(library, num_envs):
 FLOAT, M = torch.float32, 64
 
 
-@pytest.fixture(autouse=True)
-def _no_free_buffers():
-    free_buffers()
-    yield
-    free_buffers()
-
-
 def inputs(seed=0):
     return torch.randn(T, M, D, generator=torch.Generator().manual_seed(seed))
 
@@ -201,14 +177,3 @@ def gradient(rnn, x, engine):
     """Return the gradient of the weights for one scan that runs alone."""
     outputs, _ = recurrent_scan(rnn, x, None, starts(), engine)
     return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
-
-
-def test_buffers_are_free_after_the_backward_pass_though_its_results_live(engine, cell):
-    rnn = CELLS[cell](D, H)
-    outputs, _ = recurrent_scan(rnn, inputs(), None, starts(), engine)
-    loss = outputs.square().sum()
-    loss.backward()
-    with PeakMemory() as memory:
-        recurrent_scan(rnn, inputs(), None, starts(), engine)
-    assert memory.peak < T * M * 4 * H * FLOAT.itemsize
-    assert outputs.grad_fn is not None

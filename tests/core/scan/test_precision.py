@@ -81,17 +81,6 @@ def test_each_setting_of_cudnn_is_followed(setting):
 
 
 @needs_new_settings
-def test_the_precision_of_products_comes_back():
-    products = "ieee"
-    backends.cuda.matmul.fp32_precision = products
-    for allowed in (False, True):
-        by_layers(allowed)
-        with pytest.raises(ZeroDivisionError), products_as_in_layers():
-            raise ZeroDivisionError
-        assert backends.cuda.matmul.fp32_precision == products
-
-
-@needs_new_settings
 @pytest.mark.engines("triton")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed, device):
