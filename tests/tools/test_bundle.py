@@ -213,12 +213,18 @@ __attribute__((constructor)) static void plant(void) {{ fclose(fopen("{}", "w"))
 """
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The bundle of an LSTM with a head, and its steps; tests change copies of it."""
+    folder = tmp_path_factory.mktemp("bundle")
+    return folder, write(folder, "lstm", heads=True, steps=20)
+
+
 @pytest.fixture
-def planted(tmp_path):
+def planted(exported, tmp_path):
     """A bundle whose C code writes a file when it is loaded, and that file."""
     bundle, file = tmp_path / "bundle", tmp_path / "planted"
-    bundle.mkdir()
-    write(bundle, "lstm", steps=4)
+    shutil.copytree(exported[0], bundle)
     source = bundle / "c" / "policy.c"
     source.write_text("#include <stdio.h>\n" + source.read_text() + PLANTED.format(file))
     return bundle, file
@@ -232,7 +238,8 @@ def test_the_code_of_a_bundle_runs_only_if_it_is_trusted(planted, capsys):
     assert (
         f"not run: c/policy.c, policy.pt. They are code: to run it, add --trust {bundle}" in printed
     )
-    assert verify(bundle).keys() == verify(bundle, [bundle.parent]).keys() == {"onnx"}
+    for trusted in ([], [bundle.parent]):
+        assert verify(bundle, trusted).keys() == {"onnx", "auxiliary/velocity"}
     with pytest.raises(ValueError, match=r"trust is \[\], expected '.*bundle' in it: C and Torch"):
         check_trust(bundle, [])
     assert not file.exists()
@@ -272,9 +279,9 @@ def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path):
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_the_program_for_the_robot_refuses_nan_even_with_fast_math(tmp_path):
-    write(tmp_path, "lstm", steps=10)
+def test_the_program_for_the_robot_refuses_nan_even_with_fast_math(exported, tmp_path):
     folder, program = tmp_path / "c", tmp_path / "replay"
+    shutil.copytree(exported[0] / "c", folder)
 
     def status():
         sources = [folder / "policy.c", folder / "policy_golden.c"]
@@ -289,14 +296,14 @@ def test_the_program_for_the_robot_refuses_nan_even_with_fast_math(tmp_path):
     assert status() == 1
 
 
-def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(tmp_path):
+def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(exported):
     """Release 1.17 of onnxruntime reads IR versions up to 9 and opsets up to 20."""
-    write(tmp_path, "lstm", steps=2)
-    model = onnx.load(tmp_path / "policy.onnx")
+    folder, _ = exported
+    model = onnx.load(folder / "policy.onnx")
     versions = {"opset": model.opset_import[0].version, "ir_version": model.ir_version}
     assert versions == {"opset": 14, "ir_version": 7}
-    assert json.loads((tmp_path / "policy.json").read_text())["onnx"] == versions
-    assert "opset 14, IR version 7" in " ".join((tmp_path / "README.md").read_text().split())
+    assert json.loads((folder / "policy.json").read_text())["onnx"] == versions
+    assert "opset 14, IR version 7" in " ".join((folder / "README.md").read_text().split())
     onnx.checker.check_model(model, full_check=True)
     assert b"site-packages" not in model.SerializeToString()  # no paths of this machine
 
@@ -322,9 +329,9 @@ def test_infinite_limits_are_json_and_actions_are_clipped_first(tmp_path, monkey
     assert lines[first + 1].startswith("- JointPositionAction of left")
 
 
-def test_c_has_sizes_names_state_and_heads(tmp_path):
-    trajectory = write(tmp_path, "lstm", heads=True, steps=20)
-    header = (tmp_path / "c" / "policy.h").read_text()
+def test_c_has_sizes_names_state_and_heads(exported, tmp_path):
+    folder, trajectory = exported
+    header = (folder / "c" / "policy.h").read_text()
     for line in (
         "#define POLICY_NUM_OBS 6",
         "#define POLICY_NUM_ACTIONS 2",
@@ -337,7 +344,7 @@ def test_c_has_sizes_names_state_and_heads(tmp_path):
     ):
         assert line in header.splitlines()
     library = tmp_path / "policy.so"
-    command = ["gcc", "-std=c99", "-shared", "-fPIC", tmp_path / "c" / "policy.c", "-o", library]
+    command = ["gcc", "-std=c99", "-shared", "-fPIC", folder / "c" / "policy.c", "-o", library]
     subprocess.run([*command, "-lm"], check=True)
     policy = ctypes.CDLL(str(library))
     policy.policy_state.restype = ctypes.POINTER(ctypes.c_float)
