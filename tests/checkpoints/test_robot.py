@@ -23,47 +23,6 @@ def test_an_environment_without_managers_provides_groups_and_step_time():
     assert describe_robot(object(), OBS) == {"observation_groups": GROUPS}
 
 
-def history_of(order):
-    """A group of Isaac Lab's own manager, whose terms use every option."""
-    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
-    from isaaclab.managers import ObservationGroupCfg, ObservationManager, ObservationTermCfg
-    from isaaclab.utils.modifiers import DigitalFilterCfg, ModifierCfg, scale
-
-    def angles(env):
-        return torch.ones(env.num_envs, 2)
-
-    def speed(env):
-        return torch.full((env.num_envs, 1), 5.0)
-
-    group: Any = ObservationGroupCfg(history_length=2, history_order=order)
-    doubled = ModifierCfg(func=scale, params={"multiplier": torch.tensor(2.0)})
-    smooth = DigitalFilterCfg(A=[0.0], B=[0.5, 0.5])
-    group.angles = ObservationTermCfg(func=angles, modifiers=[doubled, smooth], delay_max_lag=3)
-    group.speed = ObservationTermCfg(func=speed, scale=0.1)
-    env: Any = SimpleNamespace(num_envs=4, device="cpu", scene=None)
-    env.sim = SimpleNamespace(is_playing=lambda: True)
-    env.observation_manager = ObservationManager({"policy": group}, env)
-    obs: Any = env.observation_manager.compute()
-    return describe_robot(env, TensorDict(obs, batch_size=[4]))["observation_groups"]["policy"], obs
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"), [("term", [1, 1, 1, 1, 0.5, 0.5]), ("time", [1, 1, 0.5, 1, 1, 0.5])]
-)
-def test_isaac_labs_terms_provide_modifiers_delay_and_order_of_history(order, expected):
-    group, obs = history_of(order)
-    assert obs["policy"][0].tolist() == pytest.approx(expected)
-    assert group["history_order"] == order
-    angles, speed = group["terms"]
-    module = "isaaclab.utils.modifiers.modifier"
-    assert angles["modifiers"] == [
-        {"name": f"{module}:scale", "params": {"multiplier": 2.0}},
-        {"name": f"{module}:DigitalFilter", "params": {}, "A": [0.0], "B": [0.5, 0.5]},
-    ]
-    assert (angles["delay_min_lag"], angles["delay_max_lag"]) == (0, 3)
-    assert (speed["modifiers"], speed["delay_max_lag"], speed["scale"]) == ([], 0, 0.1)
-
-
 def broken(*args: object) -> Any:
     raise RuntimeError("no such joint")
 

@@ -75,19 +75,6 @@ class State:
         return state and tuple(2.0 * tensor for tensor in state)
 
 
-class OwnRnn:
-    """rsl_rl's RNN is replaced by a subclass."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-
-        class Rnn(type(self.rnn)):
-            def forward(self, *args):
-                return 2.0 * super().forward(*args)
-
-        self.rnn.__class__ = Rnn
-
-
 OF_OURS = {
     "head": (doubling("head"),),
     "features": (doubling("features"),),
@@ -139,7 +126,6 @@ MODELS_OF_RSL_RL = {
     "RNNModel get_latent": (doubling("get_latent"), RNNModel),
     "RNNModel base": (RNNModel, DoubledMlp),
     "RNNModel reset": (Begin, RNNModel),
-    "RNNModel rnn": (OwnRnn, RNNModel),
     "CNNModel get_latent": (doubling("get_latent"), CNNModel),
 }
 

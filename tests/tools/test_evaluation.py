@@ -1,6 +1,5 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -82,52 +81,11 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     ]
 
 
-class Managers(FakeEnv):
-    """The same environment with managers like Isaac Lab's: two rewards and two terminations.
-
-    Episodes of the second environment end by time, those of others by a fall.
-    """
-
-    step_dt = 0.5
-
-    def __init__(self):
-        super().__init__()
-        ends = torch.zeros(2, 3, dtype=torch.bool)
-        self.termination_manager = SimpleNamespace(
-            active_terms=["time", "fall"],
-            get_term=lambda name: ends[["time", "fall"].index(name)],
-            get_term_cfg=lambda name: SimpleNamespace(time_out=name == "time"),
-        )
-        self.reward_manager = SimpleNamespace(
-            active_terms=["alive", "effort"], _step_reward=torch.zeros(3, 2)
-        )
-        self.ends = ends
-
-    def step(self, actions):
-        obs, rewards, dones, _ = super().step(actions)
-        is_second = torch.tensor([False, True, False])
-        self.ends[0], self.ends[1] = dones.bool() & is_second, dones.bool() & ~is_second
-        self.reward_manager._step_reward[:, 0] = 2.0 * rewards + 2.0
-        self.reward_manager._step_reward[:, 1] = -2.0
-        later = self.steps > torch.tensor(LENGTHS)  # of no first episode
-        self.reward_manager._step_reward[later] = torch.nan
-        return obs, rewards, dones, {}
-
-
 def facts_of(env):
     facts = EpisodeFacts(env)
     policy = cast("Any", CountingPolicy())
     returns, *_ = run_first_episodes(env, policy, env.obs(), max_steps=9, facts=facts)
     return facts.summary(3), returns
-
-
-def test_managers_provide_the_ends_and_reward_terms_of_first_episodes():
-    found, returns = facts_of(Managers())
-    assert found["ended_by"] == {"time": pytest.approx(1 / 3), "fall": pytest.approx(2 / 3)}
-    assert found["timed_out"] == pytest.approx(1 / 3)
-    terms = found["reward_terms"]  # 10 steps in all: 2 + 5 + 3
-    assert terms == {"alive": pytest.approx(20 / 3), "effort": pytest.approx(-10 / 3)}
-    assert sum(terms.values()) == pytest.approx(float(returns.mean()))
 
 
 @pytest.mark.parametrize("told", [{}, {"time_outs": [0, 1, 0]}, {"success": [1, 1, 0]}])

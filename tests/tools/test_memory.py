@@ -170,28 +170,6 @@ def test_a_poison_that_never_leaves_is_named():
     assert re.match(r"An outlier in 'a' stays in the actions for (\d+) of \1 observed", finding)
 
 
-def holds_the_start(state, obs):
-    """Look back 3 steps, and less strongly at the mean of an episode's first 5."""
-    line = torch.cat((obs["a"], state[:, :3]), dim=1)
-    step, total = state[:, 4:5], state[:, 5:]
-    total = total + torch.where(step < 5, obs["a"], 0.0)
-    return torch.cat((line, step + 1, total), dim=1), 3 * line[:, -1:] + 0.2 * total
-
-
-@pytest.mark.parametrize("episode", [T, 50])
-def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
-    recorded = rollout(episode=episode)
-    found = measured(HandMade(6, holds_the_start), *recorded, gradient_length=24)
-    tail = found["tail"]["steps"]
-    assert found["length"] == 3
-    assert episode - 5 <= tail == found["tail"]["observed"]
-    assert found["groups"]["a"]["start_steps"] > 1  # one of them moves the action too little
-    # No fault and no shorter windows: the task may show a thing once, and what stays is that.
-    assert found["groups"]["a"]["outlier"]["steps"] >= 30
-    looked_at = f"model_1.pt: the policy looks back mostly 3 steps, a tail to at least {tail} steps"
-    assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
-
-
 def test_what_cannot_be_measured_is_refused():
     obs, starts = rollout()
     with pytest.raises(ValueError, match=r"steps is 39, expected at least 40"):

@@ -83,15 +83,6 @@ def test_what_exists_is_refused_and_stays(tmp_path, capsys):
     assert [*tmp_path.rglob("*")] == [output]
 
 
-def test_the_command_needs_no_torch(tmp_path):
-    words = ["new", NAME, "--platform", "isaaclab"]
-    call = f"from rsl_tbptt.tools.commands.cli import main; main({words})"
-    code = f"import sys; {call}; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert {"torch", "numpy", "rsl_rl"}.isdisjoint(run.stdout.split())
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder in which the commands of the README ran, and a student without memory."""

@@ -50,16 +50,6 @@ def test_a_column_is_a_policy_and_a_row_a_robot(films):
         assert colour(image, 1, row) == (45, 45, 205)
 
 
-def test_an_episode_that_ended_turns_grey_and_keeps_its_last_image(films):
-    kinds = [
-        [len(set(colour(frame(films, index, NUM_FRAMES), 1, row))) for index in range(NUM_FRAMES)]
-        for row in range(2)
-    ]
-    assert kinds == [[2, 2, 1, 1, 1, 1], [2, 2, 2, 2, 1, 1]]
-    assert colour(frame(films, 2, NUM_FRAMES), 1, 0) == colour(frame(films, 5, NUM_FRAMES), 1, 0)
-    assert all(len(set(colour(frame(films, 5, NUM_FRAMES), 0, row))) == 2 for row in range(2))
-
-
 def test_what_a_policy_sees_lies_in_the_lower_right_corner():
     robots = torch.full((2, HEIGHT, WIDTH, 3), 7, dtype=torch.uint8)
     depth = torch.zeros(2, 1, 5, 8)
