@@ -123,16 +123,16 @@ def test_wherever_the_disk_is_full_the_reason_is_named_and_no_file_is_left(room,
 
 
 class BrokenEnv(DisturbedEnv):
-    """Returns something else in one step, or from that step on."""
+    """Returns something else in one step."""
 
-    def __init__(self, at, change, once=False):
+    def __init__(self, at, change):
         super().__init__({})
-        self.broken_at, self.change, self.once = at, change, once
+        self.broken_at, self.change = at, change
 
     def step(self, actions):
         obs, rewards, dones, extras = super().step(actions.nan_to_num())
         given = {"obs": obs, "rewards": rewards, "dones": dones}
-        if self.num_steps == self.broken_at or (self.num_steps > self.broken_at and not self.once):
+        if self.num_steps == self.broken_at:
             self.change(given)
         return *given.values(), extras
 
@@ -203,7 +203,7 @@ def sick(name):
 
 def sick_run(kind, name="obs", **options):
     """Build a stock runner whose environment gives NaN in the second rollout's third step."""
-    env = BrokenEnv(STEPS + 3, sick(name), once=True)
+    env = BrokenEnv(STEPS + 3, sick(name))
     return make_runner(None, kind, STOCK[kind], env=env, algorithm=options)
 
 

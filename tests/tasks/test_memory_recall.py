@@ -29,7 +29,10 @@ def test_the_cue_is_hidden_from_the_policy_and_known_to_the_teacher():
         assert torch.equal(obs["privileged"][:, 2].abs(), asked.float())
 
 
-def distil(gradient_length, recall_length, student_class="RNNModel", iterations=150):
+RECALL_LENGTH = 16
+
+
+def distil(gradient_length, student_class="RNNModel"):
     """Train a student under the stock runner; return its mean reward per question."""
     torch.manual_seed(0)
     student = {"class_name": student_class, "hidden_dims": [32], "activation": "elu"}
@@ -52,17 +55,17 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
         "student": student,
         "teacher": {"class_name": PerfectTeacher},
     }
-    env = RecallEnv(num_envs=64, recall_length=recall_length)
+    env = RecallEnv(num_envs=64, recall_length=RECALL_LENGTH)
     runner = DistillationRunner(env, cfg, log_dir=None)
     runner.alg.teacher_loaded = True
-    runner.learn(iterations)
+    runner.learn(150)
     policy, obs = runner.get_inference_policy(), env.get_observations()
     total = count = 0.0
     with torch.inference_mode():
-        for step in range(10 * (recall_length + 1)):
+        for step in range(10 * (RECALL_LENGTH + 1)):
             obs, rewards, dones, _ = env.step(policy(obs))
             policy.reset(dones)
-            if step > 2 * recall_length:
+            if step > 2 * RECALL_LENGTH:
                 total, count = total + rewards.sum().item(), count + dones.sum().item()
     return total / count
 
@@ -71,6 +74,6 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Loss/explained_variance/student")
 def test_gradient_length_decides_what_is_remembered():
-    assert distil(gradient_length=24, recall_length=16) > 0.9
-    assert abs(distil(gradient_length=4, recall_length=16)) < 0.2
-    assert abs(distil(gradient_length=24, recall_length=16, student_class="MLPModel")) < 0.2
+    assert distil(gradient_length=24) > 0.9
+    assert abs(distil(gradient_length=4)) < 0.2
+    assert abs(distil(gradient_length=24, student_class="MLPModel")) < 0.2

@@ -64,23 +64,22 @@ TOLERANCE = 1e-5
 """Tolerance for float32 in another operation order; actions are of order 1."""
 
 
-def write_checkpoint(folder, config, part="student"):
+def write_checkpoint(folder, config):
     """Write files as Isaac Lab does: a checkpoint and the agent's config with its Python tuples."""
     torch.manual_seed(0)
     model_class, options = resolve_class(copy.deepcopy(config))
-    groups = {part: OBS_GROUPS["student"]}
-    obs = split_into_groups(groups[part], torch.zeros(1, NUM_OBS))
-    model = model_class(obs, groups, part, NUM_ACTIONS, **options)
-    if config.get("obs_normalization"):
-        model.update_normalization(split_into_groups(groups[part], 2 * torch.randn(50, NUM_OBS)))
+    groups = {"student": OBS_GROUPS["student"]}
+    obs = split_into_groups(groups["student"], torch.randn(50, NUM_OBS))
+    model = model_class(obs, groups, "student", NUM_ACTIONS, **options)
+    model.update_normalization(obs)
     (folder / "params").mkdir(parents=True)
-    agent = {"obs_groups": groups, part: config, "clip_actions": None}
+    agent = {"obs_groups": groups, "student": config, "clip_actions": None}
     (folder / "params" / "agent.yaml").write_text(yaml.dump(agent))
-    torch.save({f"{part}_state_dict": model.state_dict(), "iter": 4}, folder / "model_4.pt")
+    torch.save({"student_state_dict": model.state_dict(), "iter": 4}, folder / "model_4.pt")
     return folder / "model_4.pt", model.eval()
 
 
-def drawn(policy, num_steps, seed=0, heads=None):
+def drawn(policy, num_steps):
     """Return a policy's steps on drawn observations; groups of unknown width get any width."""
     shapes = getattr(policy, "group_shapes", None)
     if shapes is None:
@@ -89,7 +88,7 @@ def drawn(policy, num_steps, seed=0, heads=None):
         groups |= {name: torch.zeros(1, *IMAGES[name]) for name in images}
     else:
         groups = {n: torch.zeros(1, *shapes[n], dtype=policy.group_dtypes[n]) for n in shapes}
-    return draw(policy, heads or {}, groups, num_steps, seed)
+    return draw(policy, {}, groups, num_steps, seed=0)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -53,9 +53,9 @@ def teacher_run(kind="mlp", **policy_kwargs):
     return {"model_state_dict": policy.state_dict(), "iter": 7, "infos": None}
 
 
-def trained(make, algorithm_class, updates=2, **options):
+def trained(make, algorithm_class, **options):
     algorithm = make(algorithm_class, **SIZES, **options)
-    for seed in range(updates):
+    for seed in range(2):
         roll_out(algorithm, seed)
         algorithm.update()
     return algorithm
