@@ -140,22 +140,15 @@ def test_several_faults_are_told_apart(bundle, tmp_path, log):
     }
 
 
-def walk(seed, deviation=0.2):
-    """Return what the sensors of a robot that moves to and fro measure, at angles about 0.8."""
-    generator, time = np.random.default_rng(seed), np.arange(NUM_STEPS)[:, None]
-    phases = generator.uniform(0, 7, 6)
-    values = deviation * np.sin(0.4 * time + phases) + [0, 0, 0.8, 0.8, 0.8, 0.8]
-    return values, generator
+def logged(bundle, wrong=np.positive):
+    """Return the log of a program that gives ``wrong`` angles, and reads sensors for the log.
 
-
-def noisy(values, generator, noise):
-    """Read sensors."""
-    return values + noise * generator.normal(size=values.shape)
-
-
-def logged(bundle, readings, wrong=np.positive):
-    """Return the log of a program that gives ``wrong`` angles, and reads sensors for the log."""
-    (raw, read_again), starts = readings, np.arange(NUM_STEPS) % 20 == 0
+    The robot moves to and fro, at angles about 0.8.
+    """
+    generator, time = np.random.default_rng(0), np.arange(NUM_STEPS)[:, None]
+    values = 0.2 * np.sin(0.4 * time + generator.uniform(0, 7, 6)) + [0, 0, 0.8, 0.8, 0.8, 0.8]
+    raw, read_again = (values + 0.005 * generator.normal(size=values.shape) for _ in range(2))
+    starts = np.arange(NUM_STEPS) % 20 == 0
     obs = np.concatenate([0.5 * raw[:, :2], wrong(raw[:, 2:])], axis=1)
     terms = {"raw/policy/turn": read_again[:, :2], "raw/policy/angles": read_again[:, 2:]}
     seen = recorded(Policy(bundle), obs, np.zeros((NUM_STEPS, 6)), starts)
@@ -170,14 +163,12 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("wrong", DIFFERENT.values(), ids=DIFFERENT)
 def test_observations_that_differ_by_more_than_noise_are_a_failure(bundle, tmp_path, capsys, wrong):
-    values, generator = walk(0)
-    readings = [noisy(values, generator, 0.005) for _ in range(2)]
-    np.savez(tmp_path / "a.npz", **logged(bundle, readings, wrong))
+    np.savez(tmp_path / "a.npz", **logged(bundle, wrong))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
     assert re.search(
         r"FAULT unexplained: policy/angles: [34] of 4 numbers", capsys.readouterr().out
     )
-    np.savez(tmp_path / "b.npz", **logged(bundle, readings))
+    np.savez(tmp_path / "b.npz", **logged(bundle))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "b.npz")]) == 0
 
 
