@@ -39,6 +39,15 @@ def test_every_page_has_markdown_next_to_it_and_is_in_the_list_for_programs(site
     assert {Path(link) for link in re.findall(r"^- \[.*?\]\((.+?)\)", listing, re.M)} >= folders
 
 
+@pytest.mark.slow
+def test_markdown_and_page_of_the_api_have_docstrings(site):
+    for suffix in (".md", ".html"):
+        page = (site / "reference" / "api").with_suffix(suffix).read_text()
+        assert "one window, clearing an environment" in page  # of recurrent_scan
+        assert "One robot" in page  # of Policy
+        assert "autofunction" not in page
+
+
 BROKEN = """# Title
 
 [page](gone.md), [heading](#gone_heading), [file](../gone.py), ![image](gone.svg)

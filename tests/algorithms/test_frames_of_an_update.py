@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.launches import kernels_without_work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rsl_tbptt
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.recording import Recorder
-from scripts.benchmark.launches import kernels_without_work
 
 PACKAGE = Path(rsl_tbptt.__file__).parent
 MOST_FRAMES, MOST_FILES = 12, 8  # the last frame is the product's own

@@ -10,6 +10,7 @@ from support.fine_tuning import distillation_cfg, save_untrained
 from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -54,16 +55,29 @@ def test_a_ppo_checkpoint_loads_the_teacher_only():
     assert same_first_layer(algorithm.teacher, actor)
 
 
+def test_a_ppo_checkpoint_has_no_student_to_load():
+    checkpoint = {"actor_state_dict": make().teacher.state_dict(), "iter": 0}
+    with pytest.raises(ValueError, match=r"no 'student_state_dict'.*not its teacher's"):
+        make().load(checkpoint, {"student": True}, strict=True)
+
+
 def load_teacher(path):
     """Set the teacher's file and load the teacher, as the runner does when training starts."""
-    return bool(make(teacher_checkpoint=str(path)).teacher_loaded)
+    make(teacher_checkpoint=str(path)).lazy_teacher.start_training()
+
+
+def test_teacher_checkpoint_loads_the_teacher(tmp_path):
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    assert algorithm.teacher_loaded
+    assert same_first_layer(algorithm.teacher, actor)
 
 
 def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
     ppo_checkpoint(tmp_path / "model_2.pt")
     actor = ppo_checkpoint(tmp_path / "model_10.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "latest"))
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     assert same_first_layer(algorithm.teacher, actor)
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="holds no valid checkpoint"):
@@ -87,6 +101,14 @@ def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
         load_teacher(tmp_path / "old.pt")
 
 
+def test_the_teachers_file_is_read_when_no_teacher_is_loaded(tmp_path):
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    assert not same_first_layer(algorithm.teacher, actor)
+    roll_out(algorithm, 0)
+    assert same_first_layer(algorithm.teacher, actor)
+
+
 @pytest.mark.parametrize("file", ["moved.pt", "other.pt"])
 def test_a_student_is_played_and_resumed_with_the_teacher_of_its_checkpoint(file, tmp_path):
     """Even if the file of ``teacher_checkpoint`` has changed since."""
@@ -102,6 +124,24 @@ def test_a_student_is_played_and_resumed_with_the_teacher_of_its_checkpoint(file
     resumed.learn(1)
     for name, value in source.alg.teacher.state_dict().items():
         assert torch.equal(resumed.alg.teacher.state_dict()[name], value)
+
+
+def test_training_needs_the_teachers_file(tmp_path):
+    ours, source = runner(teacher_checkpoint=str(tmp_path / "teacher.pt")), runner()
+    with pytest.raises(ValueError, match=r"teacher\.pt' does not exist"):
+        ours.learn(1)
+    torch.save({"actor_state_dict": source.alg.teacher.state_dict()}, tmp_path / "teacher.pt")
+    ours.learn(1)
+    assert ours.alg.teacher_loaded
+
+
+def test_a_teacher_that_is_declared_loaded_still_comes_from_its_file(tmp_path):
+    """This is the README's snippet with its line on ``teacher_checkpoint``."""
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    algorithm.teacher_loaded = True
+    roll_out(algorithm, 0)
+    assert same_first_layer(algorithm.teacher, actor)
 
 
 def test_the_error_for_a_missing_checkpoint_names_both_ways_to_give_it():
@@ -171,3 +211,49 @@ def test_a_recurrent_checkpoint_for_a_memoryless_teacher_names_the_class(tmp_pat
     torch.save({"actor_state_dict": actor.state_dict()}, tmp_path / "teacher.pt")
     with pytest.raises(ValueError, match=r"set 'teacher\.class_name' to 'RNNModel'"):
         load_teacher(tmp_path / "teacher.pt")
+
+
+def test_a_student_of_another_architecture_is_refused():
+    source = make(student="gru")
+    with pytest.raises(ValueError, match=r"'rnn\..* for the student"):
+        make(student="lstm").load(source.save(), None, strict=True)
+
+
+def test_a_file_that_was_saved_without_checksums_is_valid(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"actor_state_dict": {"a": torch.ones(3)}}, tmp_path / "model_0.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert read_checkpoint(str(tmp_path / "model_0.pt"), "cpu")["actor_state_dict"]["a"].sum() == 3
+
+
+def test_the_reason_why_a_file_cannot_be_read_is_a_sentence(tmp_path):
+    """It is not torch's advice to run the code in the file."""
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
+    content = (tmp_path / "model.pt").read_bytes()
+    for broken in (content[:100], b""):
+        (tmp_path / "model.pt").write_bytes(broken)
+        with pytest.raises(
+            ValueError, match=r": [\w' ]+[^.]*\. Use another checkpoint of the run\.$"
+        ):
+            read_checkpoint(str(tmp_path / "model.pt"), "cpu")
+    (tmp_path / "model.pt").write_bytes(b"text")
+    with pytest.raises(ValueError, match=r"it is no checkpoint: name a model_<iteration>\.pt of"):
+        read_checkpoint(str(tmp_path / "model.pt"), "cpu")
+    torch.save({"a": make}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"it holds .*\.make, expected tensors and plain values"):
+        read_checkpoint(str(tmp_path / "model.pt"), "cpu")
+
+
+@pytest.mark.parametrize("std", [True, False])
+def test_a_teacher_with_another_number_of_actions_is_called_that(std):
+    algorithm = make()
+    state_dict = dict(algorithm.teacher.state_dict())
+    for key, tensor in state_dict.items():
+        if key.startswith("mlp.2.") or (std and key.startswith("distribution.")):
+            state_dict[key] = torch.cat((tensor, tensor[:1]))
+    with pytest.raises(
+        ValueError, match=r"teacher has 3 outputs .*, expected 2: it was trained for"
+    ):
+        algorithm.load({"actor_state_dict": state_dict}, None, strict=True)

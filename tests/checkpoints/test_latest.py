@@ -6,9 +6,11 @@ import warnings
 import pytest
 import torch
 
+from rsl_tbptt.checkpoints import reading
 from rsl_tbptt.checkpoints.reading import (
     checkpoint_file,
     latest_checkpoint,
+    numbered_checkpoints,
 )
 from rsl_tbptt.checkpoints.writing import save_checkpoint
 
@@ -38,6 +40,14 @@ def something_else(path):
     torch.save({"weights": torch.ones(3)}, path)
 
 
+def untrained(path):
+    torch.save({"actor_state_dict": {}, "iter": 12, "infos": None}, path)
+
+
+def without_iteration(path):
+    torch.save({"actor_state_dict": {"w": torch.ones(3)}, "infos": None}, path)
+
+
 def test_the_highest_iteration_is_the_latest_without_a_warning(tmp_path):
     write(tmp_path, "model_9.pt", "model_100.pt", "model_20.pt")
     (tmp_path / ".0a1b-model_200.pt").write_bytes(b"half")  # a file that a kill cut off
@@ -47,13 +57,53 @@ def test_the_highest_iteration_is_the_latest_without_a_warning(tmp_path):
         assert latest_checkpoint(tmp_path) == tmp_path / "model_100.pt"
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit, something_else])
+@pytest.mark.parametrize(
+    "damage", [truncate, empty, flip_a_bit, something_else, untrained, without_iteration]
+)
 def test_a_damaged_checkpoint_is_named_and_skipped(damage, tmp_path):
     write(tmp_path, "model_9.pt", "model_10.pt")
     write(tmp_path, "model_12.pt", size=10_000)
     damage(tmp_path / "model_12.pt")
     with pytest.warns(UserWarning, match=r"Passed over a checkpoint.*model_12\.pt"):
         assert latest_checkpoint(tmp_path) == tmp_path / "model_10.pt"
+
+
+def test_a_checkpoint_that_is_written_meanwhile_is_found(tmp_path, monkeypatch):
+    write(tmp_path, "model_1.pt", "model_2.pt")
+    read = reading.read_checkpoint
+
+    def write_meanwhile(path, device):
+        if not (tmp_path / "model_4.pt").exists():  # after the folder was listed
+            write(tmp_path, "model_3.pt", "model_4.pt")
+            for name in ("model_1.pt", "model_2.pt"):
+                (tmp_path / name).unlink()
+        return read(path, device)
+
+    monkeypatch.setattr(reading, "read_checkpoint", write_meanwhile)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest_checkpoint(tmp_path) == tmp_path / "model_4.pt"
+
+
+def test_a_file_that_is_deleted_while_a_folder_is_listed_is_left_out(tmp_path):
+    write(tmp_path, "model_1.pt")
+    (tmp_path / "model_2.pt").symlink_to("gone")  # listed, but gone
+    assert numbered_checkpoints(tmp_path) == [tmp_path / "model_1.pt"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "model_1.pt"
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
+    write(tmp_path, "model_1.pt")
+    checkpoint = {"iter": 2, "actor_state_dict": {"w": torch.ones(1)}, "x": Code()}
+    torch.save(checkpoint, tmp_path / "model_2.pt")
+    with pytest.warns(UserWarning, match=r"model_2\.pt.*holds .*print, expected"):
+        assert latest_checkpoint(tmp_path) == tmp_path / "model_1.pt"
+    assert capsys.readouterr().out == ""
 
 
 def test_the_last_written_file_of_an_iteration_is_the_latest(tmp_path):

@@ -23,6 +23,68 @@ def test_an_environment_without_managers_provides_groups_and_step_time():
     assert describe_robot(object(), OBS) == {"observation_groups": GROUPS}
 
 
+def test_an_environments_own_entries_replace_those_found():
+    own = {"joint_names": ["hip", "knee"], "step_dt": 0.01}
+    env = SimpleNamespace(step_dt=0.02, describe_robot=lambda: own)
+    assert describe_robot(env, OBS) == {"observation_groups": GROUPS, **own}
+
+
+def history_of(order):
+    """A group of Isaac Lab's own manager, whose terms use every option."""
+    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+    from isaaclab.managers import ObservationGroupCfg, ObservationManager, ObservationTermCfg
+    from isaaclab.utils.modifiers import DigitalFilterCfg, ModifierCfg, scale
+
+    def angles(env):
+        return torch.ones(env.num_envs, 2)
+
+    def speed(env):
+        return torch.full((env.num_envs, 1), 5.0)
+
+    group: Any = ObservationGroupCfg(history_length=2, history_order=order)
+    doubled = ModifierCfg(func=scale, params={"multiplier": torch.tensor(2.0)})
+    smooth = DigitalFilterCfg(A=[0.0], B=[0.5, 0.5])
+    group.angles = ObservationTermCfg(func=angles, modifiers=[doubled, smooth], delay_max_lag=3)
+    group.speed = ObservationTermCfg(func=speed, scale=0.1)
+    env: Any = SimpleNamespace(num_envs=4, device="cpu", scene=None)
+    env.sim = SimpleNamespace(is_playing=lambda: True)
+    env.observation_manager = ObservationManager({"policy": group}, env)
+    obs: Any = env.observation_manager.compute()
+    return describe_robot(env, TensorDict(obs, batch_size=[4]))["observation_groups"]["policy"], obs
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("term", [1, 1, 1, 1, 0.5, 0.5]), ("time", [1, 1, 0.5, 1, 1, 0.5])]
+)
+def test_isaac_labs_terms_provide_modifiers_delay_and_order_of_history(order, expected):
+    group, obs = history_of(order)
+    assert obs["policy"][0].tolist() == pytest.approx(expected)
+    assert group["history_order"] == order
+    angles, speed = group["terms"]
+    module = "isaaclab.utils.modifiers.modifier"
+    assert angles["modifiers"] == [
+        {"name": f"{module}:scale", "params": {"multiplier": 2.0}},
+        {"name": f"{module}:DigitalFilter", "params": {}, "A": [0.0], "B": [0.5, 0.5]},
+    ]
+    assert (angles["delay_min_lag"], angles["delay_max_lag"]) == (0, 3)
+    assert (speed["modifiers"], speed["delay_max_lag"], speed["scale"]) == ([], 0, 0.1)
+
+
+def test_mjlabs_terms_provide_their_delay():
+    told = {"func": broken, "scale": None, "clip": None, "noise": None, "history_length": 0}
+    late = SimpleNamespace(**told, flatten_history_dim=True, delay_min_lag=1, delay_max_lag=2)
+    manager = SimpleNamespace(
+        active_terms={"policy": ["angles"]},
+        group_obs_term_dim={"policy": [(7,)]},
+        get_term_cfg=lambda group, name: late,
+    )
+    env = SimpleNamespace(observation_manager=manager)
+    group = describe_robot(env, OBS)["observation_groups"]["policy"]
+    [term] = group["terms"]
+    assert (term["delay_min_lag"], term["delay_max_lag"], term["modifiers"]) == (1, 2, [])
+    assert group["history_order"] == "term"
+
+
 def broken(*args: object) -> Any:
     raise RuntimeError("no such joint")
 
@@ -87,8 +149,10 @@ def test_functions_of_observations_and_ranges_of_commands_are_recorded():
 
 
 SELECTED = {
+    "all": (slice(None), {}),
     "first": (slice(0, 1), {"joint_names": ["hip"]}),
     "by list": ([2, 0], {"joint_names": ["foot", "hip"]}),
+    "by number": (1, {"joint_names": ["knee"]}),
     "by tensor, as in Isaac Lab 3.0": (torch.tensor([1, 2]), {"joint_names": ["knee", "foot"]}),
 }
 
@@ -120,3 +184,22 @@ def test_the_joints_that_a_term_selects_are_recorded_in_order(joint_ids, expecte
         "weights": "torch:Tensor",
         "object": f"{__name__}:Phase",
     }
+
+
+@pytest.mark.parametrize("sdk_names", [["knee", "hip"], None])
+def test_the_order_of_motors_is_recorded_if_the_robots_config_has_it(sdk_names):
+    zeros = torch.zeros(4, 2)
+    data = SimpleNamespace(default_joint_pos=zeros, joint_stiffness=zeros, joint_damping=zeros)
+    robot = SimpleNamespace(
+        joint_names=["hip", "knee"],
+        cfg=SimpleNamespace(joint_sdk_names=sdk_names),
+        data=data,
+        actuators={},
+    )
+    action = SimpleNamespace(_asset=robot, _joint_names=robot.joint_names, action_dim=2)
+    action.cfg = SimpleNamespace(asset_name="robot")
+    manager = SimpleNamespace(active_terms=["legs"], get_term=lambda _: action)
+    found = describe_robot(SimpleNamespace(action_manager=manager), OBS)
+    assert found["joint_names"] == ["hip", "knee"]
+    assert found.get("joint_sdk_names") == sdk_names
+    assert found["actions"][0]["entity"] == "robot"

@@ -5,13 +5,17 @@ import torch
 import yaml
 from rsl_rl.models import MLPModel
 from rsl_rl.runners import DistillationRunner
-from support.helpers import make_distillation, make_ppo
+from support.helpers import make_distillation, make_model, make_ppo
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.checkpoints.describing import check_fits
+from rsl_tbptt.files import read_config
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 
 ELU = {"hidden_dims": (8,), "activation": "elu"}
+OBS = TensorDict({"a": torch.zeros(4, 2), "b": torch.zeros(4, 3)}, batch_size=[4])
 
 
 def write_run(folder, actor=ELU, groups=("privileged",)):
@@ -80,10 +84,36 @@ def test_a_teacher_with_another_activation_than_its_run_had_is_refused(tmp_path,
         load(path, train_cfg("relu"))
 
 
-def test_other_observation_groups_are_named_and_allowed(tmp_path):
+@pytest.mark.parametrize("load", LOADS)
+def test_other_observation_groups_are_named_and_allowed(tmp_path, load):
     path = write_run(tmp_path, groups=("policy", "answer"))
     with pytest.warns(UserWarning, match=r"\['privileged'\] and was trained with \['policy', 'an"):
-        load_as_isaaclab(path, train_cfg())
+        load(path, train_cfg())
+
+
+def test_a_checkpoint_outside_a_run_is_accepted_unchecked(tmp_path):
+    path = write_run(tmp_path)
+    (tmp_path / "params" / "agent.yaml").unlink()
+    assert load_as_isaaclab(path, train_cfg("relu")).alg.teacher_loaded is True
+
+
+@pytest.mark.parametrize(
+    ("groups", "widths", "message"),
+    [
+        (["a", "b"], {"a": [2], "b": [3]}, None),
+        (["b", "a"], {"a": [2], "b": [3]}, r"obs_groups\['teacher'\] is .*'b'.*, expected .*'a'"),
+        (["a", "b"], {"a": [3], "b": [2]}, r"obs_groups\['teacher'\] is .* \[2\].*, expected"),
+    ],
+)
+def test_order_and_widths_of_observation_groups(groups, widths, message):
+    model = model_of(OBS, groups)
+    trained = {"activations": ["ELU"], "obs_groups": widths}
+    arguments = ("teacher", OBS, {"rsl_tbptt": {"models": {"actor": trained}}})
+    if message is None:
+        check_fits(model, model.state_dict(), *arguments)
+        return
+    with pytest.raises(ValueError, match=message):
+        check_fits(model, model.state_dict(), *arguments)
 
 
 def test_checkpoints_of_this_package_describe_their_models(tmp_path):
@@ -113,3 +143,19 @@ def test_checkpoints_of_this_package_describe_their_models(tmp_path):
         make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, actor_kwargs=relu).load(
             student, None, strict=True
         )
+
+
+def test_a_teacher_of_ppo_is_compared_too():
+    student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
+    pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_coef": 1.0}
+    algorithm = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **pull)
+    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
+    with pytest.raises(ValueError, match=r"teacher\.activation is ReLU, expected ELU"):
+        algorithm.load(student, None, strict=True)
+
+
+def test_a_config_is_read_without_running_code(tmp_path):
+    (tmp_path / "agent.yaml").write_text(
+        "a: !!python/tuple [1, [2]]\nb: !!python/object/apply:os.mkdir [ran]\n"
+    )
+    assert read_config(tmp_path / "agent.yaml") == {"a": (1, [2]), "b": None}

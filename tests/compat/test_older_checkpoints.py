@@ -109,3 +109,9 @@ def test_another_policy_is_refused_by_its_names(change):
     ):
         with pytest.raises(ValueError, match=r"a policy with \[.*expected rsl_rl 1 to 3's"):
             algorithm.load(checkpoint, None, strict=True)
+
+
+def test_a_policy_of_other_sizes_is_refused_as_any_checkpoint():
+    algorithm = reinforcing("lstm")
+    with pytest.raises(ValueError, match=r"'rnn\.rnn\.weight_ih_l0' has shape"):
+        algorithm.load(as_policy(trained("gru", "actor", "critic")), None, strict=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import (
     SampleLosses,
     accumulate_group,
+    best_num_micro_batches,
+    best_num_windows,
     split_envs,
 )
 from rsl_tbptt.core.rollout import Batch, Rollout
@@ -102,7 +105,8 @@ def test_truncation_does_change_the_gradient():
     assert not torch.allclose(gradients[0], full[0], rtol=1e-3)
 
 
-@pytest.mark.parametrize(("poison", "parts"), [(float("nan"), 1), (1e6, 3)])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
+@pytest.mark.parametrize("parts", [1, 3])
 def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, parts):
     policy, rollout = Policy("lstm", 2), make_rollout(6, 3, 0.0)
     rollout.episode_starts[2, 1] = True
@@ -148,6 +152,29 @@ def test_each_sample_enters_the_loss_once_with_the_same_weight(num_steps, k1, k2
         )
     assert (seen == 1).all()
     assert weights == pytest.approx([1 / divisor] * num_steps * num_envs)
+
+
+def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length():
+    policy = Policy()
+    rollout = make_rollout(12, 4, 0.2)
+    sample = Rollout(
+        rollout.obs[:1, :1].expand(12, 4, -1),
+        {"actions": rollout.labels["actions"][:1, :1].expand(12, 4, -1)},
+        rollout.episode_starts,
+    )
+
+    def replay(obs, state, _starts):  # the head alone sees inputs of the right width
+        return (policy.head(torch.cat((obs, obs[..., :1]), dim=-1)),), state
+
+    norms = []
+    for k2 in (1, 2, 4, 12):
+        divisor = num_steps_of_full_group(12, k2) * 4
+        group = tbptt_schedule(12, k2)[0]
+        policy.zero_grad()
+        accumulate_group(group, sample, None, replay, mse, divisor)
+        parameters: list[Any] = list(policy.head.parameters())
+        norms.append(torch.cat([p.grad.flatten() for p in parameters]).norm())
+    torch.testing.assert_close(torch.stack(norms), norms[0].expand(4), **EXACT_FLOAT64)
 
 
 @given(**sizes, k2=st.integers(1, 6), parts=st.integers(1, 3))
@@ -203,3 +230,19 @@ def test_micro_batches_are_balanced_and_complete(num_envs, parts):
     assert [e for s in slices for e in range(s.start, s.stop)] == list(range(num_envs))
     assert max(sizes) - min(sizes) <= 1
     assert len(slices) == min(parts, num_envs)
+
+
+@given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
+def test_micro_batches_of_a_cpu_are_not_too_small_and_other_devices_have_one(num_envs, num_steps):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    num_micro_batches = best_num_micro_batches(num_envs, num_steps, 4096, cpu)
+    assert num_envs / num_micro_batches >= min(num_envs, 128)
+    assert best_num_micro_batches(num_envs, num_steps, 4096, cuda) == 1
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 4096), ("cuda", 32_768)])
+@given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
+def test_windows_run_at_once_up_to_a_number_of_samples(device, most, num_envs, num_steps):
+    at_once = best_num_windows(num_envs, num_steps, torch.device(device))
+    assert at_once == 1 or num_envs * num_steps * at_once <= most
+    assert num_envs * num_steps * (at_once + 1) > most

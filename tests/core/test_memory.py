@@ -1,9 +1,11 @@
 """The counted peak is the size of the tensors that are alive at the same time."""
 
+import pytest
 import torch
 from torch import nn
 
 from rsl_tbptt.core.memory import PeakMemory
+from rsl_tbptt.core.scan import products
 
 KILO = 1000  # of float32: 4000 bytes
 
@@ -29,6 +31,19 @@ def test_saved_activations_count_until_they_are_used():
         output.backward(torch.ones_like(output))
     assert forward.peak == 2 * 400 * KILO
     assert 2 * 400 * KILO <= backward.peak <= 2 * 400 * KILO + 3 * 40 * KILO
+
+
+@pytest.mark.parametrize("library", ["MKL", "oneDNN"])
+def test_packed_weights_of_a_library_count_as_much_as_the_weights(library, monkeypatch):
+    if not products.has(library):
+        pytest.skip("this torch lacks it")
+    monkeypatch.setattr(products, "library_for", lambda *_: library)
+    factor = torch.randn(64, 32).t()
+    with PeakMemory() as memory:
+        product = products.step_product(8, torch.float32, factor)
+        assert memory.now == factor.nbytes
+        del product
+        assert memory.now == 0
 
 
 def test_uninitialised_memory_shows():

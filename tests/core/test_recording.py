@@ -5,8 +5,11 @@ Without a GPU, a step's operations are recorded, and a capture is seen by what i
 """
 
 import contextlib
+import gc
 import inspect
+import sys
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -121,9 +124,10 @@ def test_results_belong_to_the_caller(recorder):
     assert_equal(recorder(add, one, one), one + 1)
 
 
-def test_hidden_states_may_be_pairs(recorder):
+@pytest.mark.parametrize("kind", [None, "tensor", "pair"])
+def test_hidden_states_of_all_kinds(recorder, kind):
     zero = torch.zeros(1, 2, 3)
-    state = zero, zero + 1
+    state = {None: None, "tensor": zero, "pair": (zero, zero + 1)}[kind]
     expected = hidden_state.apply(lambda tensor: tensor + 5, state)
     for _ in range(5):
         state = recorder(lambda state: hidden_state.apply(lambda x: x + 1, state), state)
@@ -150,7 +154,16 @@ def test_a_tensor_that_moved_is_stale_until_it_is_followed(recorder):
     assert_equal(live.tensor, torch.full((2,), 5.0))
 
 
-@pytest.mark.parametrize("change", [torch.Tensor.requires_grad_, torch.Tensor.t, lambda _: None])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.requires_grad_(),
+        lambda tensor: tensor[:2],
+        lambda tensor: tensor.t(),
+        lambda tensor: tensor.view(torch.int32),
+        lambda tensor: None,
+    ],
+)
 def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
     tensor = torch.zeros(3, 3)
     recorder.follow([tensor])
@@ -159,6 +172,15 @@ def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
     assert num_recordings(recorder) == 1
     recorder.follow([change(tensor)])
     assert num_recordings(recorder) == 0
+
+
+def test_python_numbers_are_those_of_the_recording(recorder):
+    numbers = SimpleNamespace(scale=1.0)
+    run(recorder, lambda tensor: tensor * numbers.scale, one := torch.ones(2))
+    scaled = lambda tensor: tensor * numbers.scale  # noqa: E731
+    run(recorder, scaled, one)
+    numbers.scale = 2.0
+    assert_equal(recorder(scaled, one), one)
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, lambda x: x[x > 0]])
@@ -195,6 +217,44 @@ def test_each_form_has_a_recording(recorder, monkeypatch):
         assert recorded(one) == 1
 
 
+def test_equal_bound_methods_share_a_recording_and_are_not_kept(recorder):
+    training = Training()
+    run(recorder, training.step, torch.ones(4, 3))
+    assert len(recorder._forms) == 1
+    gone = weakref.ref(training)
+    gc.disable()
+    try:
+        del training
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_step_inside_a_step_is_part_of_it(recorder):
+    def outer(tensor):
+        return recorder(add, tensor, tensor)
+
+    one = torch.ones(2)
+    assert_equal(run(recorder, outer, one), one * 2)
+    assert len(recorder._forms) == 1
+
+
+def test_one_frame_between_caller_and_step(recorder, fake_cuda):
+    depths = []
+
+    def step(tensor):
+        frame = sys._getframe(1)
+        depths.append(frame.f_code.co_name)
+        assert frame.f_back is this
+        return tensor
+
+    this = sys._getframe()
+    for each in (Recorder("cpu"), recorder, Recorder("cuda")):
+        for _ in range(4):
+            each(step, torch.ones(2))
+    assert depths == ["__call__"] * (4 + 3 + 3)
+
+
 def test_forms_are_bounded(recorder, monkeypatch):
     monkeypatch.setattr(recording, "_MAX_FORMS", 2)
     tensors = [torch.ones(size) for size in (1, 2, 3)]
@@ -209,6 +269,19 @@ def test_forms_are_bounded(recorder, monkeypatch):
     recorder.forget()
     assert recorder.reason is None
     run(recorder, add, tensors[2], tensors[2])
+    assert num_recordings(recorder) == 1
+
+
+def test_an_error_of_a_step_reaches_the_caller(recorder):
+    def step(tensor):
+        raise RuntimeError("no")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no"):
+            recorder(step, torch.ones(1))
+    with pytest.raises(RuntimeError, match="no"):
+        recorder(step, torch.ones(1))
+    assert_equal(run(recorder, add, torch.ones(1), torch.ones(1)), torch.full((1,), 2.0))
     assert num_recordings(recorder) == 1
 
 
@@ -373,6 +446,85 @@ def test_a_failed_capture_is_not_tried_again_until_all_is_forgotten(fake_cuda):
     first, second, failed, later = fake_cuda.pools
     assert first is second is failed
     assert later is not first
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_in_a_capture(fake_cuda, fails):
+    recorder, collects = Recorder("cuda"), []
+    fake_cuda.error_at_end = RuntimeError("invalidated") if fails else None
+    assert gc.isenabled()
+    with pytest.warns(UserWarning, match="invalidated") if fails else contextlib.nullcontext():
+        run(recorder, lambda: collects.append(gc.isenabled()), times=3)
+    assert collects == [True, True, False] + [True] * fails
+    assert gc.isenabled()
+
+
+def test_recordings_are_bounded_by_memory(fake_cuda):
+    def step(tensor):
+        fake_cuda.reserved += 242
+        return tensor + 1
+
+    recorder, two = Recorder("cuda"), torch.ones(2)
+    run(recorder, step, two)
+    assert recorder.num_bytes == 242 + 8
+    with pytest.warns(UserWarning, match=r"No more steps .* take 25% of the memory"):
+        run(recorder, step, torch.ones(3))
+    assert_equal(run(recorder, step, two), two + 1)
+    assert num_recordings(recorder) == 1
+
+
+def test_nothing_is_recorded_inside_the_callers_capture(fake_cuda):
+    recorder, tensor = Recorder("cuda"), torch.ones(2)
+    fake_cuda.is_capturing = True
+    assert run(recorder, lambda tensor: tensor, tensor) is tensor
+    assert not recorder._forms
+
+
+def test_steps_run_after_earlier_and_before_later_work(fake_cuda):
+    recorder, streams = Recorder("cuda"), []
+    run(recorder, lambda: streams.append(fake_cuda.current), times=5)
+    aside = streams[0]
+    assert streams == [aside] * 3
+    assert aside is not fake_cuda.first
+    assert aside.waited == [fake_cuda.first] * 3
+    assert fake_cuda.first.waited == [aside] * 3
+
+
+def test_branches_have_streams_and_join(fake_cuda):
+    recorder, seen = Recorder("cuda"), []
+
+    def step():
+        for index in (0, 1, 2):
+            with recorder.stream(index):
+                seen.append(fake_cuda.current)
+        recorder.join()
+        seen.append(list(fake_cuda.current.waited))
+
+    recorder(step)
+    step_stream, first, second, waited = seen
+    assert len({fake_cuda.first, step_stream, first, second}) == 4
+    assert first.waited == second.waited == [step_stream]
+    assert waited == [fake_cuda.first, first, second]
+    run(recorder, step, times=3)
+    assert seen[8:11] == [step_stream, first, second]
+    seen.clear()
+    step()  # outside of a recorder
+    assert seen[:3] == [fake_cuda.first] * 3
+
+
+def test_a_warm_up_that_fails_joins_its_branches(fake_cuda):
+    recorder, streams = Recorder("cuda"), []
+
+    def step():
+        with recorder.stream(1):
+            streams.append(fake_cuda.current)
+            raise torch.OutOfMemoryError("memory is full")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder(step)
+    assert streams[0] in fake_cuda.first.waited[0].waited
+    assert fake_cuda.current is fake_cuda.first
+    assert_equal(run(recorder, add, torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
 
 
 @pytest.fixture

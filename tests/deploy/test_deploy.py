@@ -9,8 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rsl_rl.models import CNNModel
 from support.helpers import make_distillation, make_obs, write_drawn_bundle
 from support.trained import as_a_runner_builds_it
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
@@ -51,6 +53,16 @@ def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
         np.testing.assert_allclose(policy.state["h_in"][:, 0], golden["h"][step], atol=1e-5)
 
 
+def test_one_array_is_accepted_if_there_is_one_input(bundle):
+    policy, (golden, groups) = Policy(bundle), groups_of(bundle)
+    joined = np.concatenate([np.ravel(values[0]) for values in groups.values()])
+    if len(policy.metadata["inputs"]) == 1:
+        np.testing.assert_allclose(policy.step(joined), golden["actions"][0], atol=1e-5)
+    else:
+        with pytest.raises(ValueError, match=r"observations are .*, expected "):
+            policy.step(joined)
+
+
 def changed(bundle, folder, **entries):
     """Return a copy of a bundle with other entries in ``policy.json``."""
     shutil.copytree(bundle, folder)
@@ -62,19 +74,32 @@ def changed(bundle, folder, **entries):
 WRONG_ENTRIES = {
     "format": 2,
     "inputs": {"policy": {"shape": ["5"], "dtype": "float32"}},
+    "outputs": {"velocities": {"shape": [3]}},
+    "observation_groups": [],
+    "state_names": "h",
     "state_shapes": [5],
+    "checkpoint": None,
     "robot": "go2",
 }
 
 
 @pytest.mark.parametrize("name", WRONG_ENTRIES)
-def test_an_entry_of_another_form_is_named(bundle, tmp_path, name):
+@pytest.mark.parametrize("form", ["onnx", "c"])
+def test_an_entry_of_another_form_is_named(bundle, tmp_path, name, form):
     value = WRONG_ENTRIES[name]
     folder = changed(bundle, tmp_path / "b", **{name: value}, versions={"rsl-tbptt": "7.1"})
     expected = "read it with rsl-tbptt 7.1" if name == "format" else "expected it as `rsl-tbptt exp"
     with pytest.raises(ValueError, match=f"{name} is .* in '.*policy.json', expected ") as error:
-        Policy(folder)
+        BundlePolicy(folder, form, [])
     assert expected in str(error.value)
+
+
+def test_a_model_of_another_policy_is_refused(bundle, tmp_path):
+    folder = changed(bundle, tmp_path / "b", state_names=["g", "c"])
+    with pytest.raises(
+        ValueError, match=r"policy\.onnx' has the inputs .*: it is another policy's"
+    ):
+        Policy(folder)
 
 
 def test_a_trajectory_and_torchscript_that_do_not_fit_are_named(bundle, tmp_path):
@@ -108,6 +133,16 @@ def test_environments_have_a_memory_each(made, form):
         dones = torch.tensor([step == 1, False, step == 2])
         trained.reset(dones)
         exported.reset(dones)
+
+
+@pytest.mark.parametrize("single_input", [False, True])
+def test_a_group_may_be_called_obs(tmp_path, single_input):
+    torch.manual_seed(0)
+    obs = TensorDict({"obs": torch.randn(1, 1, 8, 8)}, batch_size=[1])
+    cnn = {"output_channels": [2], "kernel_size": 3}
+    policy = CNNModel(obs, {"actor": ["obs"]}, "actor", 2, hidden_dims=[8], cnn_cfg=cnn).eval()
+    write_drawn_bundle(tmp_path, policy, obs.to_dict(), 2, single_input=single_input)
+    assert verify(tmp_path)["onnx"] < 1e-5
 
 
 def changes(groups):

@@ -10,6 +10,7 @@ pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import isaaclab_tasks  # noqa: F401
 import torch
+import yaml
 from isaaclab.utils import configclass, to_dict
 from isaaclab.utils.io import dump_yaml
 from isaaclab_rl.rsl_rl import (
@@ -22,11 +23,13 @@ from isaaclab_rl.rsl_rl import (
 )
 from isaaclab_tasks.utils import resolve_task_config
 from omegaconf import OmegaConf
+from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (
@@ -110,6 +113,18 @@ def test_options_of_the_command_line_reach_the_algorithm_also_in_a_stock_config(
         assert (parsed.max_grad_norm, parsed.teacher_cfg) == (None, eval(TEACHER))
     else:
         assert parsed.tail == "drop"
+
+
+def test_slices_and_functions_survive_a_config_and_its_file(tmp_path):
+    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
+    given = {name: v for name, v in handed_on(cfg)[1].items() if name not in TAKEN_BY_RSL_RL}
+    options = DistillationOptions.parse(given)
+    assert options.loss_type == slices
+    assert options.imitation_weight in (make_obs, "support.helpers:make_obs")
+    dump_yaml(str(tmp_path / "agent.yaml"), cfg)
+    dumped = yaml.safe_load((tmp_path / "agent.yaml").read_text())
+    assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
 
 
 def test_the_model_of_a_config_has_a_cnn_and_memory():
@@ -207,3 +222,15 @@ def test_a_controller_passes_through_isaaclabs_script(teacher):
     obs = make_obs(2)
     model = model_class(obs, cfg.obs_groups, "teacher", 1, **options)
     assert model(obs).flatten().tolist() == pytest.approx([0.7 if teacher else 0.1] * 2)
+
+
+@pytest.mark.parametrize(("given", "kind"), [(MLP, MLPModel), (TEACHERS, SelectedTeachers)])
+def test_ppo_takes_the_config_of_its_teacher(given, kind):
+    cfg = TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5)
+    obs = make_obs(2)
+    obs["skill"] = torch.tensor([[1.0], [0.0]])
+    env: Any = SimpleNamespace(num_actions=3)
+    runner = {"obs_groups": {"teacher": ["state"]}}
+    teacher = build_teacher(obs, env, runner, handed_on(cfg)[1]["teacher_cfg"], "cpu")
+    assert isinstance(teacher, kind)
+    assert "stochastic" in vars(given)

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 
+import onnxruntime
 import pytest
 
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
@@ -66,6 +67,11 @@ def test_a_student_is_recurrent_and_imitates_its_teacher(page, student, teacher)
 def test_a_teacher_with_another_activation_is_refused(page):
     words = [*commands()["the student"].words, "agent.teacher.activation=relu"]
     assert "teacher.activation is ReLU, expected ELU" in page.run(words, succeeds=False).printed
+
+
+def test_a_mistyped_option_ends_the_command(page):
+    words = [*commands()["recurrent PPO"].words, "agent.algorithm.gradient_lenght=8"]
+    assert "did you mean 'gradient_length'" in page.run(words, succeeds=False).printed
 
 
 def test_fine_tuning_starts_from_the_student(page):
@@ -169,11 +175,25 @@ def test_play_clears_the_state_where_an_episode_ends(page, played):
     assert difference_in_plain_torch(student, played, first) > 100 * TOLERANCE
 
 
-def test_an_exported_policy_acts_like_play(page, played):
-    policy = torch.jit.load(page("the student").folder / "exported" / "policy.pt")
+@pytest.mark.parametrize("form", ["torchscript", "onnx"])
+def test_an_exported_policy_acts_like_play(page, played, form):
+    exported = page("the student").folder / "exported"
     env = int(played["dones"][:-5].any(0).nonzero()[0])  # has an episode that ended
-    steps = (played[name][:, env] for name in ("obs", "starts", "actions"))
-    for obs, start, action in zip(*steps, strict=True):
-        if start:
-            policy.reset()
-        assert (policy(obs[None])[0] - action).abs().max() < TOLERANCE
+    if form == "torchscript":
+        policy = torch.jit.load(exported / "policy.pt")
+    else:
+        session = onnxruntime.InferenceSession(exported / "policy.onnx")
+    for obs, start, action in zip(
+        *(played[name][:, env] for name in ("obs", "starts", "actions")), strict=True
+    ):
+        if form == "torchscript":
+            if start:
+                policy.reset()
+            ours = policy(obs[None])
+        else:
+            if start:
+                state = [torch.zeros(1, 1, 64).numpy()] * 2
+            inputs = dict(zip(("obs", "h_in", "c_in"), [obs[None].numpy(), *state], strict=True))
+            ours, *state = map(torch.as_tensor, session.run(None, inputs))
+            state = [part.numpy() for part in state]
+        assert (ours[0] - action).abs().max() < TOLERANCE

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,15 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 import mjlab
 import tyro
+import yaml
 from mjlab.rl import RslRlModelCfg
+from mjlab.utils.os import dump_yaml
+from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
 from support.mjlab_page import build_package
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
@@ -31,7 +36,9 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttPpoAlgorithmCfg,
     TbpttTeacherCfg,
     TbpttTeachersCfg,
+    model_arguments,
 )
+from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
 
@@ -71,9 +78,23 @@ def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
         assert " ".join(meaning.split()) in page.split(option, 1)[1], field.name
 
 
-def test_tasks_are_registered_by_any_import(tmp_path):
-    code = "import rsl_tbptt.integrations.mjlab; from mjlab.tasks.registry import list_tasks;"
-    code += "print(*list_tasks())"
+def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(tmp_path):
+    slices: Any = [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
+    ]
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices)
+    with pytest.warns(UserWarning, match="loss-type.*is annotated with type"):
+        cfg = of_command_line(cfg, "--imitation-weight", "success")
+    options = DistillationOptions.parse(options_of(cfg))
+    assert (options.loss_type, options.imitation_weight) == (slices, "success")
+    dump_yaml(tmp_path / "agent.yaml", dataclasses.asdict(cfg))
+    assert yaml.safe_load((tmp_path / "agent.yaml").read_text())["loss_type"] == slices
+
+
+@pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])
+def test_tasks_are_registered_in_any_order_of_imports(module, tmp_path):
+    code = f"import {module}; from mjlab.tasks.registry import list_tasks; print(*list_tasks())"
     wheel = build_package(tmp_path / "package")
     path = os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
@@ -85,6 +106,14 @@ def test_tasks_are_registered_by_any_import(tmp_path):
     )
     assert "Failed to load" not in result.stderr, result.stderr
     assert {"Tbptt-Cartpole-Occluded-Student", "My-Task-Student"} <= set(result.stdout.split())
+
+
+def test_options_that_a_model_does_not_have_are_left_out():
+    cfg = dataclasses.asdict(RslRlModelCfg())
+    left_out = {"cnn_cfg", "distribution_cfg", "rnn_type", "rnn_hidden_dim", "rnn_num_layers"}
+    assert cfg.keys() - model_arguments(cfg).keys() == left_out
+    given = {"cnn_cfg": {}, "distribution_cfg": {}, "rnn_type": "gru"}
+    assert model_arguments({**cfg, **given}).keys() == cfg.keys()
 
 
 class MjlabRecall(RecallEnv):
@@ -185,6 +214,18 @@ def test_ppo_continues_with_the_student(runner, env, tmp_path):
     )
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpus_checkpoint_is_loaded_on_a_cpu(runner, env, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        path = saved(runner, tmp_path)
+    with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
+        torch.load(path, weights_only=False)
+    ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
+    for each in (ppo, runner):
+        each.load(path)  # mjlab's ``train`` names no device
+
+
 def test_the_memory_of_a_policy_is_cleared_where_an_episode_starts(runner, env):
     policy = runner.get_inference_policy("cpu")
     assert isinstance(policy, EpisodicPolicy)
@@ -258,3 +299,13 @@ def test_a_controller_of_the_command_line_reaches_the_runner(own_config):
     runner.learn(1)
     (playback,) = runner.alg.teacher._controller
     assert playback.recording[0] == pytest.approx(0.7 if own_config else 0.1)
+
+
+def test_ppo_takes_the_config_of_its_teacher(env):
+    teacher: Any = RslRlModelCfg(hidden_dims=(8,), distribution_cfg=GAUSSIAN)
+    several: Any = TbpttTeachersCfg("skill", dict.fromkeys("ab", TbpttTeacherCfg(cfg=teacher)))
+    obs = MjlabSkills(6, 4).get_observations()
+    for given, kind in ((teacher, MLPModel), (several, SelectedTeachers)):
+        cfg = dataclasses.asdict(TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5))
+        runner = {"obs_groups": {"teacher": ("privileged",)}}
+        assert isinstance(build_teacher(obs, env, runner, cfg["teacher_cfg"], "cpu"), kind)

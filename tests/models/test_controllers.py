@@ -1,14 +1,19 @@
 """Controllers as teachers: named in a config or given, in both algorithms, under stock runners."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from rsl_rl.algorithms import Distillation
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support import controllers
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
+from support.helpers import make_distillation, roll_out
 
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.runners import TbpttDistillationRunner, TbpttOnPolicyRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
@@ -17,45 +22,47 @@ NAMED = "support.controllers:"
 KINDS = ["expert", "Playback", "Rule", "OfFile"]
 
 
-def distilling(teacher: Any, log_dir=None, **options: Any) -> Any:
+def distilling(teacher: Any, runner: Any = DistillationRunner, log_dir=None, **options: Any) -> Any:
     """Build a runner as with an override of ``class_name`` alone, if ``teacher`` is a name."""
     cfg = distillation_cfg(**options)
     if isinstance(teacher, str) and teacher != "Rule":
         teacher = {**cfg["teacher"], "class_name": NAMED + teacher}  # as an override leaves it
     elif teacher == "Rule":
         teacher = {"class_name": NAMED + teacher}
-    return DistillationRunner(RecallEnv(4, 3), {**cfg, "teacher": teacher}, log_dir=log_dir)
+    return runner(RecallEnv(4, 3), {**cfg, "teacher": teacher}, log_dir=log_dir)
 
 
-def imitating(teacher: str, log_dir=None, **options: Any) -> Any:
+def imitating(teacher: str, runner: Any = OnPolicyRunner, log_dir=None, **options: Any) -> Any:
     """Build a runner of PPO; it has no observation set for a teacher."""
     options = {"num_mini_batches": 2, "critic_warmup_iterations": 0, **options}
     teacher_cfg = {"teacher_cfg": {"class_name": NAMED + teacher}}
     cfg = fine_tuning_cfg(**{"teacher_loss": "mse", **teacher_cfg, **options})
-    return OnPolicyRunner(RecallEnv(4, 3), cfg, log_dir=log_dir)
+    return runner(RecallEnv(4, 3), cfg, log_dir=log_dir)
 
 
+@pytest.mark.parametrize("runner", [DistillationRunner, TbpttDistillationRunner])
 @pytest.mark.parametrize("teacher", KINDS)
-def test_distillation_needs_no_checkpoint_and_resumes(teacher, tmp_path):
-    trained = distilling(teacher, log_dir=str(tmp_path))
+def test_distillation_needs_no_checkpoint_and_resumes(teacher, runner, tmp_path):
+    trained = distilling(teacher, runner, str(tmp_path))
     trained.learn(3)
     saved = torch.load(tmp_path / "model_2.pt", weights_only=True)
     assert saved["teacher_state_dict"] == {}
-    resumed = distilling(teacher)
+    resumed = distilling(teacher, runner)
     resumed.load(str(tmp_path / "model_2.pt"))
     assert resumed.alg.num_updates == 3
     resumed.learn(1)
     assert resumed.alg.metrics["skipped_updates"] == 0
 
 
+@pytest.mark.parametrize("runner", [OnPolicyRunner, TbpttOnPolicyRunner])
 @pytest.mark.parametrize("loss", ["mse", "nll"])
 @pytest.mark.parametrize("teacher", KINDS)
-def test_ppo_needs_no_checkpoint_and_resumes(teacher, loss, tmp_path):
+def test_ppo_needs_no_checkpoint_and_resumes(teacher, loss, runner, tmp_path):
     options = {"teacher_loss": loss, "teacher_updates": 10}
-    trained = imitating(teacher, log_dir=str(tmp_path), **options)
+    trained = imitating(teacher, runner, str(tmp_path), **options)
     trained.learn(2)
     assert trained.alg.metrics["teacher"] != 0
-    resumed = imitating(teacher, **options)
+    resumed = imitating(teacher, runner, **options)
     resumed.load(str(tmp_path / "model_1.pt"))
     assert resumed.alg.imitation.coef == trained.alg.imitation.coef < 0.5
     resumed.learn(1)
@@ -88,6 +95,31 @@ def test_its_state_is_reset_where_an_episode_ends_and_its_buffer_is_copied():
     assert playback.told[0] == [False, False, False, True]
 
 
+def test_in_ppo_each_step_keeps_its_own_action():
+    runner = imitating("Playback")
+    seen = []
+    runner.alg.update, update = (
+        lambda: seen.append(runner.alg.imitation.params()[0].clone()) or update(),
+        runner.alg.update,
+    )
+    runner.learn(1)
+    assert len(seen[0][:, 0].unique()) == 4
+
+
+def test_a_skipped_update_does_not_touch_its_state():
+    runner = distilling("Playback")
+    runner.learn(1)
+    (playback,) = runner.alg.teacher._controller
+    with torch.inference_mode():
+        actions = runner.alg.act(runner.env.get_observations())
+        runner.alg.process_env_step(*runner.env.step(actions))
+    before, told = playback.steps.copy(), len(playback.told)
+    runner.alg.transaction.drop_rollout()
+    assert runner.alg.storage.step == 0
+    assert (playback.steps == before).all()
+    assert len(playback.told) == told
+
+
 def test_arguments_come_from_the_config_and_a_callable_may_be_given():
     named = distilling({"class_name": NAMED + "Playback", "actions": (0.7,)})
     assert (labels_of(named) == 0.7).all()
@@ -95,6 +127,27 @@ def test_arguments_come_from_the_config_and_a_callable_may_be_given():
     cfg = distillation_cfg() | {"teacher": with_gain}
     runner = DistillationRunner(RecallEnv(4, 3), copy.deepcopy(cfg), log_dir=None)
     assert labels_of(runner).unique().tolist() == [-3.0, 0.0, 3.0]
+
+
+def last_of(obs):
+    return obs["state"][:, :2]
+
+
+@pytest.mark.parametrize("in_batches", [True, False])
+def test_a_function_labels_steps_and_whole_rollouts_alike(in_batches):
+    options = {"gradient_length": 3, "batch_teacher_labels": in_batches}
+    made = make_distillation(TbpttDistillation, 6, 4, **options)
+    teacher: Any = last_of
+    algorithm = TbpttDistillation(made.student, teacher, made.storage, **options)
+    roll_out(algorithm, 0)
+    algorithm.update()
+    stored = algorithm.storage
+    assert torch.equal(stored.privileged_actions, stored.observations["state"][..., :2])
+
+
+def test_an_object_may_have_a_state_so_it_labels_step_by_step():
+    with pytest.raises(ValueError, match="batch_teacher_labels is True, expected False"):
+        distilling("Playback", batch_teacher_labels=True)
 
 
 def several(teacher: str, **options: Any) -> dict[str, Any]:
@@ -148,8 +201,44 @@ def test_a_file_for_a_teacher_without_parameters_is_refused(option, make):
         make()
 
 
+def test_students_of_networks_and_controllers_continue_with_the_other(tmp_path):
+    """A distillation with a controller, then with a network, and the reverse."""
+
+    def network():  # anew, as old releases remove entries from it
+        return distillation_cfg()["teacher"]
+
+    save_untrained(distilling("expert"), tmp_path / "of_controller.pt")
+    save_untrained(distilling(network()), tmp_path / "of_network.pt")
+    runner = distilling("expert")
+    runner.load(str(tmp_path / "of_network.pt"))
+    runner.learn(1)
+    options = {"teacher_checkpoint": str(tmp_path / "of_network.pt")}
+    runner = distilling(network(), **options)
+    runner.load(str(tmp_path / "of_controller.pt"))
+    runner.learn(1)
+    ppo = imitating("expert")
+    for name in ("of_network", "of_controller"):
+        ppo.load(str(tmp_path / f"{name}.pt"))
+    ppo.learn(1)
+    runner = distilling(network())
+    runner.load(str(tmp_path / "of_controller.pt"))
+    with pytest.raises(ValueError, match="teacher_checkpoint is None and no checkpoint"):
+        runner.learn(1)
+
+
 def test_losses_that_need_a_teachers_distribution_name_those_that_do_not():
     with pytest.raises(NotImplementedError, match=r"the teacher has distribution None.*use 'mse'"):
         distilling("expert", loss_type="kl")
     with pytest.raises(NotImplementedError, match=r"teacher_loss to 'mse'.* or 'nll'"):
         imitating("expert", teacher_loss="kl")
+
+
+@pytest.mark.skipif(not hasattr(Distillation, "compile"), reason="rsl_rl 5.0 does not compile")
+def test_compiled_models_leave_a_controller_alone():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        algorithm = distilling("Playback").alg
+        algorithm.compile("default")
+        obs = RecallEnv(4, 3).get_observations()
+        with torch.inference_mode():
+            assert algorithm.teacher(obs).flatten().tolist() == pytest.approx([0.1] * 4)

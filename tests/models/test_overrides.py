@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
@@ -13,6 +15,9 @@ from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import action_head, parts_of
+from rsl_tbptt.tools.robot.export import export_torchscript, onnx_model
+from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.verify import run_torchscript
 
 T, N = 7, 3
 TOLERANCE = 1e-5
@@ -75,11 +80,27 @@ class State:
         return state and tuple(2.0 * tensor for tensor in state)
 
 
+class OwnRnn:
+    """rsl_rl's RNN is replaced by a subclass."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+
+        class Rnn(type(self.rnn)):
+            def forward(self, *args):
+                return 2.0 * super().forward(*args)
+
+        self.rnn.__class__ = Rnn
+
+
 OF_OURS = {
+    "nothing": (),
     "head": (doubling("head"),),
     "features": (doubling("features"),),
+    "encode": (doubling("encode"),),
     "get_latent": (doubling("get_latent"),),
     "encode and get_latent": (doubling("encode"), doubling("get_latent")),
+    "head and get_latent": (doubling("head"), doubling("get_latent")),
     "forward": (Forward,),
     "cell": (Cell,),
     "reset": (Begin,),
@@ -117,16 +138,22 @@ class Declared(RNNModel):
 
 
 MODELS_OF_RSL_RL = {
+    "declared parts": (Declared,),
     "declared parts encode and get_latent": (
         doubling("encode"),
         doubling("get_latent"),
         Declared,
     ),
+    "MLPModel get_latent": (doubling("get_latent"), MLPModel),
     "MLPModel forward": (Forward, MLPModel),
     "RNNModel get_latent": (doubling("get_latent"), RNNModel),
+    "RNNModel forward": (Forward, RNNModel),
     "RNNModel base": (RNNModel, DoubledMlp),
     "RNNModel reset": (Begin, RNNModel),
+    "RNNModel get_hidden_state": (State, RNNModel),
+    "RNNModel rnn": (OwnRnn, RNNModel),
     "CNNModel get_latent": (doubling("get_latent"), CNNModel),
+    "CNNModel base": (CNNModel, DoubledMlp),
 }
 
 
@@ -199,6 +226,28 @@ def test_the_exported_network_is_the_one_that_acts(bases):
         state = state or exported.get_dummy_inputs()[len(inputs) :]
         action, *state = exported(*inputs, *state)
         torch.testing.assert_close(action, model(obs), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["CNNRNNModel head and get_latent", "RecurrentModel cell"])
+def test_files_act_like_the_model(tmp_path, name):
+    model = build(MODELS[name])
+    obs = make_obs(1, images=True)
+    groups = {group: obs[group] for group in model.group_shapes}
+    golden = draw(model, {}, groups, 6, seed=0)
+    export_torchscript(model, groups, tmp_path / "policy.pt")
+    scripted = run_torchscript(tmp_path / "policy.pt", golden)
+    np.testing.assert_allclose(scripted, golden["actions"], atol=TOLERANCE, rtol=TOLERANCE)
+    step = model.as_onnx()
+    session = onnxruntime.InferenceSession(onnx_model(step).SerializeToString())
+    state = zeros = {name: each.numpy() for name, each in step.state.items()}
+    for t, starts in enumerate(golden["reset"]):
+        state = zeros if starts else state
+        seen = {group: golden[f"obs/{group}"][[t]] for group in groups}
+        actions, *after = session.run(None, {**seen, **state})
+        state = dict(zip(state, after, strict=True))
+        found = np.asarray(actions)[0]
+        np.testing.assert_allclose(found, golden["actions"][t], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_only_a_changed_forward_pass_is_run_step_by_step():

@@ -1,4 +1,4 @@
-"""The model of docs/reference/models.md, as printed, is trained and never replayed step by step."""
+"""The model of docs/reference/models.md, as printed, in both algorithms."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,11 @@ import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
 from support.helpers import ACTION_DIM, make_model, make_obs, ppo_parameters_of
+from torch.nn.utils import parameters_to_vector
 
-from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.replay import Replay
+from rsl_tbptt.models.protocol import parts_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 T, N = 8, 8
@@ -34,13 +36,46 @@ def obs_with_lidar():
     return obs
 
 
-def test_it_is_an_actor(model_class, monkeypatch):
+def make(model_class, role):
+    return model_class(
+        obs_with_lidar(),
+        {role: ["policy", "lidar"]},
+        role,
+        ACTION_DIM,
+        hidden_dims=[8],
+        rnn_type="gru",
+        rnn_hidden_dim=6,
+        distribution_cfg={"class_name": "GaussianDistribution", "init_std": 0.1},
+    )
+
+
+@pytest.fixture
+def _no_steps(monkeypatch):
+    """Make a step-by-step replay fail."""
     monkeypatch.setattr(Replay, "_step_by_step", None)
-    noise = {"class_name": "GaussianDistribution", "init_std": 0.1}
-    options = {"hidden_dims": [8], "rnn_type": "gru", "rnn_hidden_dim": 6}
-    groups = {"actor": ["policy", "lidar"]}
-    obs = obs_with_lidar()
-    actor = model_class(obs, groups, "actor", ACTION_DIM, distribution_cfg=noise, **options)
+
+
+@pytest.mark.usefixtures("_no_steps")
+def test_it_is_a_student(model_class):
+    student = make(model_class, "student")
+    assert parts_of(student) is not None
+    storage = RolloutStorage("distillation", N, T, obs_with_lidar(), [ACTION_DIM], "cpu")
+    teacher = make_model("teacher", "mlp", N, seed=2)
+    algorithm = TbpttDistillation(student, teacher, storage, gradient_length=4)
+    before = parameters_to_vector(student.parameters())
+    for _ in range(2):
+        with torch.inference_mode():
+            for _ in range(T):
+                obs = obs_with_lidar()
+                algorithm.act(obs)
+                algorithm.process_env_step(obs, torch.zeros(N), torch.rand(N) < 0.2, {})
+        algorithm.update()
+    assert not torch.equal(before, parameters_to_vector(student.parameters()))
+
+
+@pytest.mark.usefixtures("_no_steps")
+def test_it_is_an_actor(model_class):
+    actor = make(model_class, "actor")
     critic = make_model("critic", "lstm", N, seed=2, output_dim=1, distribution_cfg=None)
     storage = RolloutStorage("rl", N, T, obs_with_lidar(), [ACTION_DIM], "cpu")
     algorithm: Any = TbpttPPO(actor, critic, storage, gradient_length=4)

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.frames import deduplicate_frames, unique_frames
 from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import recompute
+from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import gaussian_head
 
@@ -68,7 +69,7 @@ def gradient(model, replay):
 @pytest.mark.parametrize(
     ("at_once", "kept"), [(1, 0), (3000, 0), (3000, 50_000), (3000, 2**24), (2**24, 0)]
 )
-@pytest.mark.parametrize("periods", [(1,) * N, (1, 2, 3, 5, 20)])
+@pytest.mark.parametrize("periods", [(1,) * N, (5,) * N, (1, 2, 3, 5, 20)])
 @pytest.mark.parametrize("window", [slice(0, T), slice(3, 8)])
 def test_parts_and_repeated_frames_give_the_models_results(
     monkeypatch, at_once, kept, periods, window
@@ -106,6 +107,72 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
     assert len(shown) < 0.3 * T * N
 
 
+class ManyFrames:
+    """An encoder with large graphs, and their memory."""
+
+    def __init__(self):
+        layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
+        self.encoder = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 32 * 32, 4))
+        self.per_row = recompute.graph_bytes_per_row(self.encoder, torch.randn(2, 1, 32, 32))
+
+    def peak(self, num_rows, **options):
+        with PeakMemory() as memory:
+            rows = torch.randn(num_rows, 1, 32, 32)
+            recompute.in_parts(self.encoder, rows, self.per_row, **options).sum().backward()
+            self.encoder.zero_grad()
+        return memory.peak
+
+
+@pytest.mark.parametrize(("num_rows", "num_again"), [(128, 0), (129, 64), (200, 128), (512, 384)])
+def test_parts_that_do_not_fit_are_run_again(monkeypatch, num_rows, num_again):
+    of, rows = ManyFrames(), []
+    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 64 * of.per_row)
+    monkeypatch.setitem(recompute._KEPT, "cpu", 128 * of.per_row)
+
+    def encode(part):
+        rows.append(len(part))
+        return of.encoder(part)
+
+    frames = torch.randn(num_rows, 1, 32, 32)
+    features = recompute.in_parts(encode, frames, of.per_row)
+    torch.testing.assert_close(features, of.encoder(frames), **EXACT_FLOAT64)
+    assert sum(rows) == num_rows
+    rows.clear()
+    features.sum().backward()
+    assert sum(rows) == num_again
+
+
+@pytest.mark.parametrize("groups", [["policy", "camera"], ["camera"]])
+@pytest.mark.parametrize("doubled", [False, True])
+def test_features_of_repeated_frames_are_those_of_every_step(groups, doubled):
+    class Doubled(CNNRNNModel):
+        def encode(self, obs):
+            return 2.0 * super().encode(obs)
+
+    model = seeing(Doubled if doubled else CNNRNNModel, groups)
+    obs, starts, state = rollout((5,) * N)
+    run = Replay(model, gaussian_head)
+    found = gradient(model, lambda: run(seen_by(model, obs), state, starts))
+    expected = gradient(model, lambda: stepwise(model)(obs, state, starts))
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+def seeing(model_class, groups=("policy", "camera")):
+    torch.manual_seed(1)
+    obs = make_obs(N, images=True)
+    return model_class(
+        obs,
+        {"student": [*groups]},
+        "student",
+        ACTION_DIM,
+        cnn_cfg=CNN,
+        rnn_hidden_dim=6,
+        hidden_dims=[8],
+        distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0},
+    )
+
+
 def test_without_an_encoder_it_is_rsl_rls_model():
     obs, groups = make_obs(N), {"student": ["policy"]}
     options = {"hidden_dims": [8], "rnn_type": "gru", "rnn_hidden_dim": 6}
@@ -131,8 +198,14 @@ def test_bytes_are_stored_as_bytes_and_scaled():
     torch.testing.assert_close(bytes_seen, model(scaled))
 
 
-def test_sizes_below_one_and_unknown_cells_are_named():
-    with pytest.raises(ValueError, match=r"Sizes in hidden_dims, rnn_hidden_dim and .* positive"):
-        make_model("student", "cnn-lstm", N, seed=1, rnn_hidden_dim=-3)
+def test_a_cell_that_is_not_registered_is_named():
     with pytest.raises(ValueError, match=r"rnn_type is 'mgu', expected one of \['lstm', 'gru'"):
         make_model("student", "cnn-lstm", N, seed=1, rnn_type="mgu")
+    with pytest.raises(ValueError, match="rnn_type is 'None', expected one of"):
+        make_model("student", "cnn-lstm", N, seed=1, rnn_type=None)
+
+
+@pytest.mark.parametrize("options", [{"hidden_dims": [-4]}, {"rnn_hidden_dim": -3}])
+def test_sizes_below_one_are_named_beside_the_images(options):
+    with pytest.raises(ValueError, match=r"Sizes in hidden_dims, rnn_hidden_dim and .* positive"):
+        make_model("student", "cnn-lstm", N, seed=1, **options)

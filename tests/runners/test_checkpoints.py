@@ -1,12 +1,15 @@
 """Checkpoints are complete or absent; a read-only run folder is refused before training."""
 
+import copy
 import json
 import os
+import re
+import stat
 from pathlib import Path
 
 import pytest
 import torch
-from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, names
+from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, names, train_cfg
 
 from rsl_tbptt.checkpoints.writing import (
     NOTES,
@@ -15,6 +18,7 @@ from rsl_tbptt.checkpoints.writing import (
     save_checkpoint,
 )
 from rsl_tbptt.runners import TbpttDistillationRunner
+from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -62,6 +66,28 @@ def test_half_written_files_of_killed_runs_are_deleted_after_a_while(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"model_3.pt", *kept}
 
 
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").open("wb").close()
+        save_checkpoint({"value": 1}, tmp_path / "model.pt")
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "model.pt") == mode_of(tmp_path / "plain") == 0o666 & ~umask
+
+
+def test_an_existing_file_keeps_its_mode(tmp_path):
+    save_checkpoint({"value": 1}, tmp_path / "model.pt")
+    (tmp_path / "model.pt").chmod(0o640)
+    save_checkpoint({"value": 2}, tmp_path / "model.pt")
+    assert mode_of(tmp_path / "model.pt") == 0o640
+
+
 def test_a_link_is_kept_and_its_target_is_replaced(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "model.pt").symlink_to("elsewhere/target.pt")
@@ -78,6 +104,13 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_built(tmp_p
         TbpttDistillationRunner(None, {}, log_dir=str(tmp_path / "file" / "run"))
 
 
+def test_the_stock_check_for_a_teacher_still_holds():
+    runner = make_runner()
+    runner.alg.teacher_loaded = False
+    with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
+        runner.learn(1)
+
+
 def test_numbering_of_iterations_continues_after_a_resume(tmp_path):
     make_runner(tmp_path).learn(3)
     resumed = make_runner(tmp_path)
@@ -90,6 +123,61 @@ def test_numbering_of_iterations_continues_after_a_resume(tmp_path):
     again.load(str(tmp_path))
     again.learn(5 - again.num_iterations)  # nothing is left, and nothing is written
     assert names(tmp_path) == [f"model_{it}.pt" for it in range(5)]
+
+
+def test_a_checkpoint_before_training_counts_nothing_as_done(tmp_path):
+    runner = make_runner()
+    runner.learn(0)
+    runner.logger.writer = None  # which rsl_rl 5.0 lacks before a training
+    runner.save(str(tmp_path / "model_0.pt"))
+    resumed = make_runner()
+    resumed.load(str(tmp_path / "model_0.pt"))
+    assert resumed.num_iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "losses"),
+    [("distillation", ["behavior", "buffer"]), ("ppo", ["value", "surrogate", "entropy"])],
+)
+def test_the_console_shows_losses_and_health_goes_only_to_tensorboard(
+    kind, losses, tmp_path, capsys
+):
+    runner = make_runner(tmp_path, kind)
+    runner.learn(2)
+    table = capsys.readouterr().out.partition("Learning iteration 1/2")[2]
+    assert re.findall(r"Mean (\S+) loss:", table) == losses
+    assert "done_rate" not in table
+    curves = read_curves(tmp_path)
+    for name, value in runner.alg.metrics.items():
+        steps, values = curves[f"Loss/{name}"]
+        assert steps == ([1] if name == "buffer" else [0, 1])  # which begins empty
+        assert values[-1] == pytest.approx(value, rel=1e-5)
+    assert {"done_rate", "dead_units", "saturated_units"} <= runner.alg.metrics.keys()
+
+
+def test_the_stock_runner_and_ours_read_each_others_checkpoints(tmp_path):
+    stock = make_runner(None, "ppo", runner_class=STOCK["ppo"])
+    make_runner(tmp_path, "ppo").learn(2)
+    stock.load(str(tmp_path / "model_1.pt"))
+    assert stock.current_learning_iteration == 1
+    torch.save({**stock.alg.save(), "iter": 7, "infos": None}, tmp_path / "model_7.pt")
+    again = make_runner(tmp_path, "ppo")
+    again.load(str(tmp_path / "latest"))
+    assert (again.current_learning_iteration, again.num_iterations) == (7, 8)
+    again.learn(1)
+    assert again.num_iterations == 9
+
+
+def test_a_file_that_no_runner_wrote_changes_nothing(tmp_path):
+    other = make_runner()
+    torch.manual_seed(9)
+    torch.nn.init.normal_(next(other.alg.student.parameters()))
+    torch.save(other.alg.save(), tmp_path / "model_0.pt")
+    runner = make_runner()
+    before = copy.deepcopy(runner.alg.save())
+    with pytest.raises(ValueError, match=r"lacks \['infos', 'iter'\], it holds \['student_state"):
+        runner.load(str(tmp_path / "model_0.pt"))
+    assert_same(runner.alg.save(), before)
 
 
 # What follows is keep_last and keep_best.
@@ -159,6 +247,33 @@ def test_files_of_others_are_never_deleted(tmp_path):
     assert names(tmp_path) == ["model_0.pt", "model_1.pt", "model_3.pt"]
 
 
+def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
+    runner = make_runner(tmp_path / "run", keep_last=1)
+    runner.learn(1)
+    runner.save(str(tmp_path / "model_8.pt"))
+    runner.save(str(tmp_path / "run" / "mine.pt"))
+    runner.learn(1)
+    assert names(tmp_path) == ["model_8.pt"]
+    assert names(tmp_path / "run") == ["mine.pt", "model_1.pt"]
+
+
+def test_a_resumed_run_deletes_files_of_the_run_before(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(3)
+    resumed = make_runner(tmp_path, keep_last=2)
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(2)
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+
+
+def test_files_in_unreadable_notes_are_kept(tmp_path):
+    write(KeptCheckpoints(tmp_path, 1, keep_best=False), tmp_path, 0)
+    (tmp_path / NOTES).write_text("{")
+    with pytest.warns(UserWarning, match=r"checkpoints\.json' cannot be read"):
+        kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
+    write(kept, tmp_path, 1)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
 def train_in_parts(folder, env_class, *iterations, num_envs=400, held_out_envs=0):
     """Train, then continue from the newest checkpoint; return the saved ratings by iteration."""
     for part in iterations:
@@ -169,6 +284,10 @@ def train_in_parts(folder, env_class, *iterations, num_envs=400, held_out_envs=0
         runner.learn(part)
     notes = json.loads((folder / NOTES).read_text())
     return {note["iteration"]: note["mean_return"] for note in notes if note["mean_return"]}
+
+
+def test_returns_count_once_the_window_is_full(tmp_path):
+    assert [*train_in_parts(tmp_path, CostlyEnv, 9, num_envs=4)] == [7, 8]
 
 
 def test_returns_count_once_every_environment_has_ended_an_episode_also_after_a_resume(tmp_path):
@@ -194,6 +313,10 @@ def test_held_out_environments_alone_count(tmp_path):
     [
         ("thesis.tex", "../thesis.tex", {}),
         ("run/notes.txt", "notes.txt", {}),
+        ("run/exported/model_0.pt", "exported/model_0.pt", {}),
+        ("run/model_0.pt", "../run/model_0.pt", {}),
+        ("run/model_0.pt", 5, {}),
+        ("run/model_0.pt", "model_0.pt", {"mean_return": "high"}),
         ("run/model_0.pt", "model_0.pt", {"mean_return": float("nan")}),
     ],
 )
@@ -211,3 +334,24 @@ def test_notes_that_no_runner_wrote_delete_nothing(where, name, changes, tmp_pat
     write(kept, run, 2, 1.0)
     assert precious.read_text() == "years of work"
     assert not (run / "model_1.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"keep_last": 0}, "keep_last is 0"),
+        ({"keep_last": 1, "keep_best": 3}, "keep_best is 3"),
+        ({"keep_best": True}, "keep_best is True and keep_last None"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings, option):
+    with pytest.raises(ValueError, match=option):
+        make_runner(**settings)
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_the_check_for_nan_is_not_turned_off_in_your_config(kind):
+    cfg = train_cfg(kind)
+    runner = RUNNERS[kind](RecallEnv(4, 3), cfg)
+    assert runner.cfg["check_for_nan"] is False
+    assert "check_for_nan" not in cfg

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import subprocess
+import time
 import warnings
 from contextlib import suppress
 
@@ -20,10 +21,12 @@ from support.safe_runs import (
     names,
     send,
 )
+from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.find_nan import check_nan
 from rsl_tbptt.checkpoints import writing
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
-from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
+from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint
 
 DISK = 2 * 2**20
 
@@ -108,7 +111,7 @@ def test_a_failure_of_the_last_file_of_a_training_is_an_error(signalled, failing
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
 
 
-@pytest.mark.parametrize("room", [0, 20_000])
+@pytest.mark.parametrize("room", [0, 300, 20_000, 60_000])
 def test_wherever_the_disk_is_full_the_reason_is_named_and_no_file_is_left(room, disk):
     """The file, its archive's directory or a buffer: torch's errors name only some of them."""
     fill(disk)
@@ -122,17 +125,51 @@ def test_wherever_the_disk_is_full_the_reason_is_named_and_no_file_is_left(room,
             writing.check_writable(disk)
 
 
-class BrokenEnv(DisturbedEnv):
-    """Returns something else in one step."""
+def test_notes_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypatch):
+    def fail(path, value):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def __init__(self, at, change):
+    runner = make_runner(tmp_path, keep_last=1)
+    runner.learn(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("rsl_tbptt.checkpoints.writing.write_json", fail)
+        with pytest.warns(UserWarning, match=rf"{NOTES}' cannot be written \(No space left"):
+            runner.learn(1)
+    runner.learn(1)
+    assert names(tmp_path) == ["model_2.pt"]
+
+
+def test_curves_continue_in_another_file_when_there_is_room_again(tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    def lose_the_disk():
+        thread = runner.logger.writer.file_writer.event_writer._async_writer._worker
+        thread.exception = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as it ends with one
+
+    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 2: lose_the_disk}))
+    with pytest.warns(UserWarning, match=r"TensorBoard's file in .* \(No space left on device\)"):
+        runner.learn(3)
+    assert runner.num_iterations == 3
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 61.0)
+    runner.logger.writer.add_scalar("Loss/behavior", 4.0, 9)
+    runner.logger.writer.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("Loss/behavior")] == [0, 9]
+
+
+class BrokenEnv(DisturbedEnv):
+    """Returns something else in one step, or from that step on."""
+
+    def __init__(self, at, change, once=False):
         super().__init__({})
-        self.broken_at, self.change = at, change
+        self.broken_at, self.change, self.once = at, change, once
 
     def step(self, actions):
         obs, rewards, dones, extras = super().step(actions.nan_to_num())
         given = {"obs": obs, "rewards": rewards, "dones": dones}
-        if self.num_steps == self.broken_at:
+        if self.num_steps == self.broken_at or (self.num_steps > self.broken_at and not self.once):
             self.change(given)
         return *given.values(), extras
 
@@ -153,19 +190,38 @@ def without_group(given):
 
 
 FORMS = {
+    "a smaller group": (of_group(lambda values: values[:, :-1]), r"group 'policy' is of shape \(4"),
+    "fewer environments": (
+        of("obs", lambda obs: obs[:3]),
+        r"group '\w+' is of shape \(3, \d+\)",
+    ),
     "a missing group": (without_group, r"group 'policy' is missing among \['privileged'\]"),
     "another type": (of_group(torch.Tensor.double), r"group 'policy' is of type torch.float64"),
     "a column": (of("rewards", lambda rewards: rewards[:, None]), r"rewards is of shape \(4, 1\)"),
+    "rewards for fewer": (of("rewards", lambda rewards: rewards[:2]), r"rewards is of shape \(2,"),
+    "one done for all": (of("dones", lambda dones: dones.any()), r"dones is of shape \(\), expect"),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_tensor_of_a_wrong_form_is_named(form, tmp_path):
+@pytest.mark.parametrize(("kind", "step"), [("ppo", STEPS + 2), ("distillation", 2 * STEPS)])
+def test_a_tensor_of_a_wrong_form_is_named(form, kind, step, tmp_path):
     change, message = FORMS[form]
-    runner = make_runner(tmp_path, "ppo", env=BrokenEnv(STEPS + 2, change), save_interval=100)
+    runner = make_runner(tmp_path, kind, env=BrokenEnv(step, change), save_interval=100)
     with pytest.raises(ValueError, match=rf"{message}.*: repair the environment's step"):
         runner.learn(4)
-    assert latest_checkpoint(tmp_path).name == "model_0.pt"
+    assert latest_checkpoint(tmp_path).name in ("model_0.pt", "model_1.pt")
+
+
+def test_a_value_that_is_not_a_tensor_or_on_another_device_is_named():
+    runner = make_runner(None, "ppo")
+    obs, zeros = runner.env.get_observations(), torch.zeros(NUM_ENVS)
+    runner.alg.act(obs)
+    with pytest.raises(ValueError, match=r"^rewards is a list, expected a tensor of numbers: rep"):
+        runner.alg.process_env_step(obs, zeros.tolist(), zeros, {})
+    with pytest.raises(ValueError, match=r"^dones is on meta, expected cpu, where .*\.to\('cpu'\)"):
+        runner.alg.process_env_step(obs, zeros, zeros.to("meta"), {})
+    runner.alg.process_env_step(obs, zeros, zeros, {})
 
 
 def die():
@@ -191,6 +247,33 @@ def test_iterations_before_a_failed_step_are_kept(tmp_path):
     assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
 
 
+def test_an_existing_file_is_not_written_again(tmp_path):
+    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 1: die}))
+    with pytest.raises(RuntimeError, match="the simulator died"):
+        runner.learn(2)
+    file = torch.load(tmp_path / "model_0.pt", weights_only=True)
+    assert "generators" in file["rsl_tbptt_runner"]["resume"]
+
+
+def test_an_error_is_raised_even_if_nothing_can_be_saved(tmp_path, monkeypatch):
+    env = DisturbedEnv({2 * STEPS + 1: die})
+    runner = make_runner(tmp_path, env=env, save_interval=100)
+
+    def fail():
+        if env.num_steps > 2 * STEPS:
+            raise RuntimeError("an illegal\nmemory access")
+        return save()
+
+    save = runner.alg.save
+    monkeypatch.setattr(runner.alg, "save", fail)
+    with (
+        pytest.raises(RuntimeError, match="the simulator died"),
+        pytest.warns(UserWarning, match=r"could be written either \(an illegal memory access\):"),
+    ):
+        runner.learn(4)
+    assert names(tmp_path) == ["model_0.pt"]
+
+
 def sick(name):
     """Return a change of a step's results: NaN for one environment."""
 
@@ -203,7 +286,7 @@ def sick(name):
 
 def sick_run(kind, name="obs", **options):
     """Build a stock runner whose environment gives NaN in the second rollout's third step."""
-    env = BrokenEnv(STEPS + 3, sick(name))
+    env = BrokenEnv(STEPS + 3, sick(name), once=True)
     return make_runner(None, kind, STOCK[kind], env=env, algorithm=options)
 
 
@@ -229,6 +312,22 @@ def test_training_can_continue_after_nan_has_ended_it(kind):
     assert any(not torch.equal(before[key], value) for key, value in after.items())
 
 
-def test_nan_in_other_results_of_a_step_is_named():
-    with pytest.raises(ValueError, match=r"gave NaN in rewards of environments \[2\]: repair"):
-        sick_run("ppo", "rewards", non_finite="raise").learn(2)
+def test_the_update_names_nan_that_no_step_check_finds():
+    runner = sick_run("ppo", non_finite="raise")
+    runner.alg.step_checks.nan = False
+    with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step"):
+        runner.learn(4)
+
+
+@pytest.mark.parametrize("name", ["rewards", "dones"])
+def test_nan_in_other_results_of_a_step_is_named(name):
+    with pytest.raises(ValueError, match=rf"gave NaN in {name} of environments \[2\]: repair"):
+        sick_run("ppo", name, non_finite="raise").learn(2)
+
+
+def test_nan_in_an_image_is_named_in_any_memory_layout():
+    images = torch.zeros(3, 2, 4, 5).to(memory_format=torch.channels_last)
+    images[1, 0, 2, 3] = torch.nan
+    obs = TensorDict({"camera": images}, batch_size=[3])
+    with pytest.raises(ValueError, match=r"group 'camera' of environments \[1\]: repair"):
+        check_nan(obs, torch.zeros(3), torch.zeros(3))

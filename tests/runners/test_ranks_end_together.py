@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from support.safe_runs import make_runner
 
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.runners import resume
 
 NAN = "ValueError: The update met NaN or inf in observation group 'policy' of environments [1]"
 CASES = {
@@ -55,6 +57,22 @@ def test_all_ranks_end_and_finished_iterations_are_saved(runs, case):
         if expected is not None:
             assert (end_of(folder, of_rank) or "").startswith(expected)
     assert torch.load(latest_checkpoint(folder), weights_only=True)["iter"] == 1
+
+
+@pytest.mark.long
+def test_a_save_after_an_error_continues_without_episodes_and_random_numbers(runs, monkeypatch):
+    _, folder = runs["raises", 1]
+    own = torch.load(latest_checkpoint(folder), weights_only=True)["rsl_tbptt_runner"]
+    assert {name: list(state) for name, state in own.items() if "resume" in name} == {
+        "resume": ["counters"]
+    }
+    runner = make_runner(folder / "resumed")
+    runner.load(str(folder / "latest"))
+    monkeypatch.setattr(runner, "gpu_world_size", 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no rank's state is left out
+        resume.restore(runner, runner._resumed)
+    assert runner.logger.tot_timesteps == own["resume"]["counters"]["tot_timesteps"] > 0
 
 
 @pytest.mark.long

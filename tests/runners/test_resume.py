@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rsl_rl.utils.logger import Logger
 from support.numerics import with_signs_turned
-from support.safe_runs import NUM_ENVS, assert_same, make_runner, model_cfg
+from support.safe_runs import NUM_ENVS, STOCK, assert_same, make_runner, model_cfg
 from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -43,11 +44,16 @@ CASES = {
         {"buffer_rollouts": 2, "save_buffer": True, "num_mini_batches": 2},
     ),
     "ppo": ("ppo", {"num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}),
+    "a KL penalty": ("ppo", {"policy_loss": "kl_penalty", "schedule": "fixed"}),
     "rnd": ("ppo", {"num_mini_batches": 2, "rnd_cfg": RND}),
     "mirrored robots": ("ppo", {"num_mini_batches": 2, "symmetry_cfg": SYMMETRY}),
     "mirrored robots of a student": (
         "distillation",
         {"buffer_rollouts": 2, "save_buffer": True, "symmetry_cfg": SYMMETRY},
+    ),
+    "a teacher that fades with the return": (
+        "ppo",
+        {"teacher_coef": 0.5, "teacher_schedule": "return", "teacher_return": 5.0},
     ),
     "a recurrent teacher of ppo": (
         "ppo",
@@ -55,6 +61,10 @@ CASES = {
     ),
     "several recurrent teachers": ("distillation", {"buffer_rollouts": 0}),
     "held-out environments": ("distillation", {"buffer_rollouts": 0, "held_out_envs": 2}),
+    "weights by steps of the episode": (
+        "distillation",
+        {"buffer_rollouts": 0, "imitation_weight": lambda rollout: rollout.episode_steps + 1.0},
+    ),
 }
 
 
@@ -174,6 +184,23 @@ def test_generators_continue_when_training_starts_and_not_when_a_file_is_loaded(
     assert seen == [expected]
 
 
+def test_a_checkpoint_of_an_older_release_can_be_resumed(tmp_path):
+    case = "several recurrent teachers"
+    make(tmp_path, "run", case).learn(1)
+    path = tmp_path / "run" / "model_0.pt"
+    file = torch.load(path, weights_only=True)
+    resume = file["rsl_tbptt_runner"]["resume"]
+    del resume["generators"]["python"]
+    states = resume["hidden_states"]
+    resume["hidden_states"] = {"student": states["student"], "teacher": torch.ones(1, 4, 24)}
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", case)
+    resumed.load(str(path))
+    generator = random.getstate()
+    resumed.learn(1)
+    assert random.getstate() == generator
+
+
 def test_a_state_that_could_not_be_loaded_again_is_refused_at_the_first_save(tmp_path):
     env = Env()
     env.state_dict = lambda: {"level": np.zeros(3)}
@@ -182,6 +209,57 @@ def test_a_state_that_could_not_be_loaded_again_is_refused_at_the_first_save(tmp
         runner.learn(1)
     with pytest.raises(ValueError, match="infos holds a date, expected tensors and plain"):
         make_runner().save(str(tmp_path / "model.pt"), infos={"day": date(2026, 1, 1)})
+
+
+def test_infos_with_numpys_numbers_can_be_loaded_again(tmp_path):
+    runner = make_runner()
+    runner.logger.writer = None  # which rsl_rl 5.0 lacks before a training
+    infos = {"score": np.float64(1.5), "done": np.bool_(True), "level": torch.ones(2)}
+    runner.save(str(tmp_path / "model_0.pt"), infos)
+    assert_same(make_runner().load(str(tmp_path / "model_0.pt")), infos)
+
+
+def test_saving_what_was_loaded_keeps_the_state_to_resume(tmp_path):
+    make_runner(tmp_path).learn(2)
+    copied = make_runner()
+    copied.logger.writer = None  # as above
+    copied.load(str(tmp_path / "latest"))
+    copied.save(str(tmp_path / "copy.pt"))
+    one, other = (
+        torch.load(tmp_path / name, weights_only=True)["rsl_tbptt_runner"]
+        for name in ("model_1.pt", "copy.pt")
+    )
+    assert_same(other["resume_of_ranks"], [one.pop("resume")])
+    assert other["num_iterations"] == one["num_iterations"] == 2
+
+
+def test_with_another_number_of_ranks_the_warning_names_replay_buffers(tmp_path):
+    make(tmp_path, "run", "with a replay buffer").learn(2)
+    path = tmp_path / "run" / "model_1.pt"
+    file = torch.load(path, weights_only=True)
+    own = file["rsl_tbptt_runner"]
+    buffer = file["rsl_tbptt"]["buffer"]
+    own["resume_of_ranks"] = [own.pop("resume"), {"counters": {}, "buffer": buffer}]
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", "with a replay buffer")
+    resumed.load(str(path))
+    with pytest.warns(UserWarning, match="all ranks continue with the replay buffer of the first"):
+        resumed.learn(1)
+
+
+def test_the_remaining_time_counts_the_iterations_before_a_resume(tmp_path, monkeypatch):
+    starts, log = [], Logger.log
+
+    def noted(self, it, start_it, **values):
+        starts.append(start_it)
+        log(self, it, start_it, **values)
+
+    make_runner(tmp_path).learn(2)
+    monkeypatch.setattr(Logger, "log", noted)
+    resumed = make_runner(tmp_path)
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(2)
+    assert starts == [0, 0]  # rsl_rl divides the time of all iterations by those from here on
 
 
 def simulator():
@@ -205,6 +283,82 @@ def test_without_a_restored_environment_hidden_states_start_empty(
     assert resumed.logger.tot_timesteps == 3 * 6 * NUM_ENVS
 
 
+def test_a_teachers_checkpoint_resumes_nothing(tmp_path):
+    make_runner(tmp_path, "ppo").learn(1)
+    student = make_runner()
+    teacher = student.alg.teacher.state_dict()
+    file = torch.load(tmp_path / "model_0.pt", weights_only=True)
+    del file["rsl_tbptt"]  # it records the actor's groups, as does its folder's config
+    path = tmp_path / "elsewhere" / "model_9.pt"
+    path.parent.mkdir()
+    torch.save({**file, "actor_state_dict": teacher}, path)
+    student.load(str(path))
+    assert (student.num_iterations, student._resumed) == (0, [])
+
+
+def test_rnd_continues_under_rsl_rls_own_runner(tmp_path):
+    trained = make(tmp_path, None, "rnd", runner_class=STOCK["ppo"])
+    trained.learn(2)
+    path = tmp_path / "model_1.pt"
+    torch.save({**trained.alg.save(), "iter": 1, "infos": None}, path)
+    resumed = make(tmp_path, None, "rnd", runner_class=STOCK["ppo"])
+    resumed.load(str(path))
+    rewards = [torch.full((NUM_ENVS,), 1.0), torch.full((NUM_ENVS,), 3.0)]
+    for reward in rewards:
+        one, other = (r.alg.rnd.reward_normalizer(reward) for r in (trained, resumed))
+        assert torch.equal(one, other)
+    obs = trained.env.get_observations()
+    one, other = (r.alg.rnd.get_intrinsic_reward(obs) for r in (trained, resumed))
+    assert torch.equal(one, other)
+    assert trained.alg.rnd.weight == resumed.alg.rnd.weight < 5.0
+
+
+def test_only_the_requested_parts_of_rnd_are_loaded(tmp_path):
+    trained = make(tmp_path, None, "rnd")
+    trained.learn(1)
+    other = make(tmp_path, None, "rnd")
+    other.alg.load(trained.alg.save(), {"critic": True}, strict=True)
+    assert other.alg.rnd.update_counter == 0
+    assert other.alg.rnd.reward_normalizer.disc_avg.avg is None
+    other.alg.load(trained.alg.save(), {"rnd": True}, strict=True)
+    assert other.alg.rnd.update_counter == 6
+
+
+def test_returns_start_again_after_a_checkpoint_without_those_of_rnd(tmp_path):
+    make(tmp_path, "run", "rnd", num_steps_per_env=3).learn(3)
+    path = tmp_path / "run" / "model_2.pt"
+    file = torch.load(path, weights_only=True)
+    episodes = file["rsl_tbptt_runner"]["resume"]["episodes"]
+    for name in ("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"):
+        del episodes[name]
+    file["rsl_tbptt_runner"]["resume"]["environment"]["episode_length"].zero_()
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", "rnd", num_steps_per_env=3)
+    resumed.load(str(path))
+    resumed.learn(1)  # no episode ends; rsl_rl logs all means or none
+    assert len(resumed.logger.rewbuffer) == len(resumed.logger.erewbuffer) == 0
+
+
+def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
+    steps = iter(range(15))
+
+    def broken(actions):
+        next(steps)  # until no entry is left
+        return step(actions)
+
+    make(tmp_path, "whole", "rnd").learn(2)
+    runner = make(tmp_path, "broken", "rnd")
+    step, runner.env.step = runner.env.step, broken
+    with pytest.raises(StopIteration):
+        runner.learn(3)
+    one, other = (
+        torch.load(tmp_path / folder / "model_1.pt", weights_only=True)
+        for folder in ("whole", "broken")
+    )
+    assert_same(other["rnd_state_dict"], one["rnd_state_dict"])
+    assert_same(other["rsl_tbptt"]["rnd"], one["rsl_tbptt"]["rnd"])
+
+
 @pytest.mark.parametrize(
     ("case", "num_envs"), [("with a replay buffer", NUM_ENVS - 2), ("rnd", NUM_ENVS + 3)]
 )
@@ -223,3 +377,19 @@ def test_another_number_of_environments_starts_new_episodes(case, num_envs, tmp_
     assert_same(at_rollout, [at_first])
     assert resumed.num_iterations == 5
     assert resumed.logger.tot_timesteps == 6 * (3 * NUM_ENVS + 2 * num_envs)
+
+
+def test_an_environment_that_refuses_its_state_leaves_the_rest_unchanged(tmp_path):
+    def refuse(_):
+        raise ValueError("recall_length is 4, expected 3.")
+
+    make(tmp_path, "run", "ppo").learn(2)
+    resumed = make(tmp_path, "run", "ppo")
+    resumed.load(str(tmp_path / "run" / "latest"))
+    resumed.env.load_state_dict = refuse
+    generator = torch.get_rng_state()
+    with pytest.raises(ValueError, match="recall_length is 4"):
+        resumed.learn(1)
+    assert (resumed.logger.tot_timesteps, len(resumed.logger.rewbuffer)) == (0, 0)
+    assert resumed.alg.actor.get_hidden_state() is None
+    assert torch.equal(torch.get_rng_state(), generator)

@@ -10,8 +10,11 @@ import torch
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
+from scripts.benchmark import memory, suite
 from scripts.benchmark.case import (
+    LIBRARIES,
     Case,
+    alternate,
     check_equal,
     spread,
 )
@@ -26,14 +29,18 @@ def run(monkeypatch, *options):
     args.measure(args)
 
 
-def test_one_table_shows_time_and_memory(monkeypatch, capsys):
+def test_one_report_shows_time_and_memory(monkeypatch, capsys):
+    for module in (suite, memory):
+        monkeypatch.setattr(module, "in_own_process", lambda call, *arguments: call(*arguments))
     run(monkeypatch, *FEW, "--num-mini-batches=2", "--rnn-num-layers=2", "--memory")
-    assert "PPO, 2 layers of LSTM-8, float32, N=8, T=4" in (printed := capsys.readouterr().out)
+    row = r"^\| PPO, 2 layers of LSTM-8, float32, N=8, T=4, K=4, done rate 0\.05 \|"
+    printed = capsys.readouterr().out
     assert f"torch {torch.__version__.split('+')[0]}" in printed
     assert re.search(
-        r"^\| time of `update\(\)` +\|( [\d.]+ ms +\|){2} [\d.]+ \([^|]+\) +\|$", printed, re.M
+        rf"{row}( [\d.]+ ms \|){{2}} [\d.]+ \| [\d.]+ to [\d.]+ \| - \|$", printed, re.M
     )
-    assert re.search(r"^\| memory of `update\(\)` +\|( \d+ MB +\|){2} [\d.]+ +\|$", printed, re.M)
+    assert re.search(rf"{row}( \d+ MB \|){{2}} [\d.]+ \| - \|$", printed, re.M)
+    assert "Targets" not in printed
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,10 @@ def test_different_computations_are_not_compared(algorithm, other, monkeypatch, 
     ("option", "name"),
     [
         ("--device=cuda:99", "device"),
+        ("--num-steps=0", "num_steps"),
+        ("--done-rate=5", "done_rate"),
         ("--num-envs=10", "num_envs"),
+        ("--num-envs=4", "num_envs"),
         ("--pairs=0", "pairs"),
     ],
 )
@@ -67,6 +77,20 @@ def test_wrong_options_are_named(monkeypatch, option, name):
 
 def test_the_ratio_is_the_median_of_the_pairs():
     assert spread([1.0, 2.0, 4.0], [2.0, 20.0, 12.0]) == (2.0, 3.0, 10.0)
+
+
+def test_libraries_take_turns_after_one_update_to_warm_up(monkeypatch):
+    turns = []
+
+    class Turns:
+        def __init__(self, library):
+            self.update = lambda: turns.append(library)
+
+    monkeypatch.setattr(bench, "build", lambda case, library: Turns(library))
+    monkeypatch.setattr(bench, "fill", lambda algorithm, case, seed: None)
+    times = alternate([(library, TINY) for library in LIBRARIES], num_updates=2)
+    assert turns == [*LIBRARIES] * 3
+    assert [len(seconds) for seconds in times] == [2, 2]
 
 
 @pytest.mark.parametrize(("num_mini_batches", "few"), [(4, 32), (3, 30), (20, 40), (256, 512)])

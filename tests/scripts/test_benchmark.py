@@ -1,48 +1,42 @@
 """The benchmark compares equal computations, counts correctly, and writes its measurements."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
+from torch.autograd import DeviceType
 
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.models import CNNRNNModel
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, fill
-from scripts.benchmark.limit import update_flops
-from scripts.benchmark.memory import Memory, fit
+from scripts.benchmark.memory import measure_memory
+from scripts.benchmark.profiling import device_time
 from scripts.benchmark.stepped import SteppedCNNRNNModel
 from scripts.benchmark.suite import load_rows
 
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
-LARGE = Case(
-    num_envs=4096, num_steps=8, gradient_length=8, num_mini_batches=16, num_learning_epochs=8
-)
 ROWS = [*load_rows("rows"), *load_rows("agents")]
 
 
 @pytest.fixture
 def _made_up(monkeypatch):
-    """Pretend that an epoch of rsl_rl takes 100 + N megabytes and 0.1 N seconds, ours a tenth.
-
-    Plans predict 1.2 megabytes per environment.
-    """
+    """Pretend that rsl_rl takes 100 + N megabytes, ours a tenth."""
 
     def call(function, case, *arguments):
         if function is suite.alternate:
             return function(case, *arguments)
-        if function is memory.plan:
-            return 1.2 * case.num_envs, 1
-        share = 1.0 if arguments[0] == "rsl_rl" else 0.1
-        peak, seconds = share * (100.0 + case.num_envs), 0.1 * share * case.num_envs
-        return Memory(process_peak=peak, update_peak=peak, predicted=None, seconds=seconds)
+        return (1.0 if arguments[0] == "rsl_rl" else 0.1) * (100.0 + case.num_envs)
 
     monkeypatch.setattr(memory, "in_own_process", call)
     monkeypatch.setattr(suite, "in_own_process", call)
-    monkeypatch.setattr(suite, "product_rates", lambda _: {"float32": 1e9, "bfloat16": 1e9})
 
 
 def run(monkeypatch, *options):
@@ -51,14 +45,12 @@ def run(monkeypatch, *options):
 
 
 @pytest.mark.usefixtures("_made_up")
-def test_a_run_writes_report_data_and_figures(monkeypatch, tmp_path, capsys):
+def test_a_run_writes_report_and_data(monkeypatch, tmp_path, capsys):
     names = (
         "distillation-64-lstm-bfloat16",
         "distillation-64-lstm-float32",
-        "ppo-1024-dones-0.1-lstm-float32",
         "ppo-cost-of-dones",
         "ppo-memory-24",
-        "camera-memory-growth-period-5",
     )
     monkeypatch.setattr(suite, "load_rows", lambda _: [row for row in ROWS if row.name in names])
     output = tmp_path / "bench"
@@ -66,17 +58,13 @@ def test_a_run_writes_report_data_and_figures(monkeypatch, tmp_path, capsys):
     report = (output / "benchmark.md").read_text(encoding="utf-8")
     assert report in capsys.readouterr().out
     assert report.count("| distillation, LSTM-8, float32") == 1
-    assert "done rate 0.1 |" not in report  # a figure's point
-    assert "| 132 MB | 13 MB | 0.100 |" in report.replace("| - ", "")
-    growth = "our update() takes 13 MB, 0.80 times as much as with {'num_envs': 64}"
-    assert f"camera-memory-growth-period-5: {growth}" in report
-    files = {"benchmark.md", "benchmark.json", "time.svg", "done_rate.svg", "memory.svg"}
+    assert "| 132 MB | 13 MB | 0.100 |" in report
+    files = {"benchmark.md", "benchmark.json"}
     assert {path.name for path in output.iterdir()} == files
     data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
     assert {row["name"] for kind in ("speed", "cost", "memory") for row in data[kind]} == {*names}
     for row in data["speed"]:
         assert [len(seconds) for seconds in row["seconds"]] == [row["pairs"]] * 2
-        assert row["products"] > 0
     assert data["about"]["versions"]["torch"] == torch.__version__.split("+")[0]
 
 
@@ -97,10 +85,20 @@ def test_rows_that_do_not_exist_are_refused(monkeypatch, tmp_path, capsys):
     assert "--rows is 'ppo-7', expected a part of one of ['dist" in capsys.readouterr().err
 
 
+def test_rows_have_unique_names_and_are_compared_with_their_targets():
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    speed = next(row for row in ROWS if row.name == "distillation-64-lstm-float32")
+    assert [speed.result(ratio)["reached"] for ratio in (2.8, 2.7)] == [True, False]
+    cost = next(row for row in ROWS if row.name == "ppo-cost-of-dones")
+    assert [cost.result(ratio)["reached"] for ratio in (1.1, 1.2)] == [True, False]
+    assert replace(cost, target=None).result(9.0)["reached"] is None
+
+
 @pytest.mark.parametrize(("camera_period", "rnn_type"), [(1, "gru"), (5, "lstm")])
 def test_a_camera_model_is_compared_with_a_stepped_one(camera_period, rnn_type):
-    sizes = {"image_size": (58, 87), "obs_dims": {"policy": 53}}
-    case = replace(TINY, camera_period=camera_period, rnn_type=rnn_type, done_rate=0.2, **sizes)
+    sizes = {"camera_period": camera_period, "obs_dims": {"policy": 53}}
+    case = replace(TINY, rnn_type=rnn_type, done_rate=0.2, **sizes)
     check_equal(case)
     ours, theirs = (build(case, library).student for library in LIBRARIES)
     assert type(ours) is CNNRNNModel
@@ -108,47 +106,70 @@ def test_a_camera_model_is_compared_with_a_stepped_one(camera_period, rnn_type):
     assert [*ours.state_dict()] == [*theirs.state_dict()]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "layers", "rnn_type", "camera_period"),
-    [("distillation", 2, "lstm", 1), ("ppo", 1, "gru", None)],
-)
-def test_operations_are_those_of_rsl_rls_update(
-    algorithm, layers, rnn_type, camera_period, monkeypatch
-):
-    case = replace(
-        TINY,
-        algorithm=algorithm,
-        num_envs=16,
-        rnn_type=rnn_type,
-        rnn_num_layers=layers,
-        rnn_hidden_dim=64,
-        done_rate=0.0,
-        camera_period=camera_period,
-        num_learning_epochs=2,
-    )
-    rsl_rl = build(case, "rsl_rl")
-    fill(rsl_rl, case, seed=0)
-    # Without oneDNN torch writes the recurrence as products, which the counter sees.
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    with FlopCounterMode(display=False) as counter:
-        rsl_rl.update()
-    monkeypatch.undo()
-    assert update_flops(case) == pytest.approx(counter.get_total_flops(), rel=0.1)
+def test_a_camera_repeats_each_frame_for_its_period():
+    case = replace(TINY, camera_period=3)
+    algorithm = build(case, "rsl_rl")
+    fill(algorithm, case, seed=0)
+    frames = algorithm.storage.observations["camera"].flatten(2)
+    new = (frames[1:] != frames[:-1]).any(-1)
+    expected = [[(env + step) % 3 == 0 for env in range(8)] for step in range(1, 6)]
+    assert new.tolist() == expected
 
 
-@pytest.mark.usefixtures("_made_up")
 @pytest.mark.parametrize(
-    ("megabytes", "seconds", "num_envs", "num_epochs"),
+    ("agent", "kind"),
     [
-        (1e6, 1e6, 4096, 8),  # all of it
-        (1000.0, 1e6, 896, 8),  # 900 fit, and 896 is a multiple of the mini-batches
-        (1000.0, 100.0, 896, 1),  # an epoch of these takes 90 s
-        (1000.0, 50.0, 496, 1),  # one of 500 takes 50 s
+        ("anymal-d-ppo", "recurrent_"),
+        ("anymal-d-distillation", "distillation_recurrent_"),
     ],
 )
-def test_rsl_rl_gets_as_many_environments_as_fit(megabytes, seconds, num_envs, num_epochs):
-    found = fit(LARGE, megabytes, seconds)
-    assert (found.num_envs, found.num_learning_epochs) == (num_envs, num_epochs)
+@pytest.mark.filterwarnings("ignore:.*(deprecated|never backpropagated|more than num_steps)")
+def test_agents_are_those_of_isaac_lab(agent, kind):
+    """The file has each agent's task in a comment next to its name."""
+    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+    from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+
+    text = suite.Path(suite.__file__).with_name("agents.yaml").read_text()
+    (task,) = re.findall(rf"name: {agent}  # (\S+)", text)
+    entries = (f"rsl_rl_{kind}cfg_entry_point", "env_cfg_entry_point")
+    cfg, env = (load_cfg_from_registry(task, entry) for entry in entries)
+    case = next(row.case for row in ROWS if row.name == agent)
+    assert (case.num_envs, case.num_steps) == (env.scene.num_envs, cfg.num_steps_per_env)
+    assert case.done_rate == pytest.approx(env.decimation * env.sim.dt / env.episode_length_s, 1e-4)
+    algorithm = build(replace(case, num_envs=32, num_steps=2), "rsl_rl")
+    names = ["num_learning_epochs", "num_mini_batches", "learning_rate", "entropy_coef", "schedule"]
+    names += ["desired_kl", "max_grad_norm", "gamma", "lam", "clip_param", "value_loss_coef"]
+    for name in [*names, "loss_type"]:
+        if hasattr(cfg.algorithm, name) and hasattr(algorithm, name):
+            assert getattr(algorithm, name) == getattr(cfg.algorithm, name), name
+    if case.algorithm == "distillation":
+        assert case.gradient_length == cfg.algorithm.gradient_length
+    for role in ("actor", "critic", "student", "teacher"):
+        if options := getattr(cfg, role, None):
+            model = getattr(algorithm, role)
+            widths = [layer.out_features for layer in model.mlp if isinstance(layer, nn.Linear)]
+            assert widths[:-1] == options.hidden_dims
+            assert model.rnn.rnn.num_layers == options.rnn_num_layers
+            assert model.rnn.rnn.hidden_size == options.rnn_hidden_dim
+            assert model.obs_normalization == options.obs_normalization
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+def test_the_profile_shows_the_products(monkeypatch, capsys):
+    sizes = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
+    assert run(monkeypatch, "profile", *sizes) == 0
+    assert re.search(r"^ +aten::addmm_? ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("stage", ["rollout", "update"])
+def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
+    stages: dict[str, Any] = dict.fromkeys(("rollout", "update"), lambda *_: None)
+    stages[stage] = lambda *_: torch.ones(25_000_000)  # 100 MB, freed at once
+    algorithm = SimpleNamespace(update=stages["update"])
+    monkeypatch.setattr(memory, "build", lambda case, library: algorithm)
+    monkeypatch.setattr(memory, "fill", lambda *_, seed=0: stages["rollout"]())
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert 99 < measure_memory(TINY, "rsl_rl") < 105
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -158,3 +179,40 @@ def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
     printed = capsys.readouterr().out
     for form in ("onnxruntime, rsl_tbptt.deploy", "TorchScript", "C, -O2"):
         assert f"| {form} " in printed
+
+
+def test_the_host_is_timed_next_to_rsl_rls(monkeypatch, capsys):
+    run(monkeypatch, "host", "--updates", "1")
+    printed = capsys.readouterr().out
+    row = r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d+\.\d\d +\|"
+    rows = [("distillation", "tbptt"), ("ppo", "tbptt"), ("ppo", "rl")]
+    assert re.findall(row, printed) == rows
+
+
+def test_time_on_a_device_counts_once_what_overlaps():
+    spans = [(0, 10, "CPU"), (5, 10, "CUDA"), (8, 20, "CUDA"), (9, 11, "CUDA"), (30, 31, "CUDA")]
+    events = [
+        SimpleNamespace(
+            device_type=getattr(DeviceType, device),
+            time_range=SimpleNamespace(start=start, end=end),
+        )
+        for start, end, device in spans
+    ]
+    profiler: Any = SimpleNamespace(events=lambda: events)
+    assert device_time(profiler) == pytest.approx(16e-6)
+
+
+def test_the_rows_of_what_people_train_are_the_defaults():
+    """Those of ``TbpttDistillation``; a CPU leaves out the large ones."""
+    trained = [row for row in load_rows("rows") if row.name.startswith("trained")]
+    (student,) = {
+        (row.case.gradient_length, row.case.num_learning_epochs, *row.case.options.values())
+        for row in trained
+        if row.case.algorithm == "distillation"
+    }
+    options = DistillationOptions()
+    names = ("gradient_length", "num_learning_epochs", "num_mini_batches", "buffer_rollouts")
+    assert student == tuple(getattr(options, name) for name in names)
+    on_cpu = suite.select(trained, "", "cpu")
+    assert {row.case.num_envs for row in on_cpu} == {256}
+    assert all(row.case.tf32 and row.case.done_rate == 0.002 for row in trained)

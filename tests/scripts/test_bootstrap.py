@@ -95,3 +95,15 @@ def test_a_fitting_environment_is_kept_and_another_is_refused(machine):
     assert ".venv holds another Python, expected 3.12" in result.stderr
     assert python.exists()
     assert not machine.calls("uv venv")
+
+
+def test_extra_releases_do_not_change_the_environment(machine):
+    machine.put_uv()
+    (machine.bin / "grep").symlink_to(shutil.which("grep"))
+    (machine.checkout / "constraints.txt").write_text("numpy==1\ntorch==2\ntorchvision==3\n")
+    for command in ("rsl_rl 5.0.1", "torch 2.15.0", "libtorch 2.3.0"):
+        assert machine.run(*command.split()).returncode == 0
+    rsl_rl, torch, libtorch = machine.calls("uv pip install")
+    assert "--no-deps --target .rsl_rl/5.0.1 rsl-rl-lib==5.0.1" in rsl_rl
+    assert "--target .torch/2.15.0 --constraint - torch==2.15.0" in torch
+    assert "--no-deps --target .libtorch/2.3.0 torch==2.3.0 nvidia-" in libtorch

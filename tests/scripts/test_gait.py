@@ -30,3 +30,12 @@ def test_the_summary_pairs_a_variant_with_its_model_by_seed():
         ["mirrored", "1.25 (-1.93 to 4.43)", "0.0200 (-0.1071 to 0.1471)", "5.0 (-20.4 to 30.4)"],
         ["mirrored less scratch", "-", "-0.0100 (-0.0100 to -0.0100)", "-2.0 (-2.0 to -2.0)"],
     ]
+
+
+def test_other_angles_and_other_deviations_count_by_pair():
+    phase = torch.linspace(0.0, 2 * torch.pi, 101)[:-1]
+    wave = phase.sin()
+    angles = torch.stack((wave, 0.3 + wave, wave, 3 * wave), dim=1)
+    apart, unlike = differences(angles, NAMES)
+    assert apart == pytest.approx((0.3**2 / 2) ** 0.5, rel=1e-4)
+    assert unlike == pytest.approx(50.0, rel=1e-4)  # 0 % in front, 100 % in the rear

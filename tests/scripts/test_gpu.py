@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from scripts.gpu import TRAINED, Portion, portions, run_all
+from scripts.benchmark.suite import load_rows
+from scripts.gpu import BENCHMARK, TRAINED, Portion, portions, run_all
 
 
 def python(name, code, minutes=1.0):
@@ -42,6 +43,18 @@ def test_a_portion_that_might_take_too_long_is_not_begun(tmp_path):
     assert not run_all(todo, "cpu", tmp_path, minutes=2)
     assert {path.name for path in tmp_path.glob("*.txt")} == {"short.txt"}
     assert run_all(todo, "cpu", tmp_path)
+
+
+def test_the_results_stay_small(tmp_path):
+    names = [each.name for each in portions("cpu", tmp_path, quick=True)]
+    loud = [Portion(name, 1, ("sh", "-c", "yes | head -c 5000000")) for name in names]
+    assert run_all(loud, "cpu", tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 1e6
+
+
+def test_each_portion_of_the_benchmark_has_rows():
+    for rows in (*TRAINED, *BENCHMARK):
+        assert any(rows in row.name for row in load_rows("rows"))
 
 
 def test_four_minutes_are_planned_for_the_tests_and_what_people_train(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The comparison over seeds, on curves worked by hand."""
 
+import math
 import re
 from importlib.metadata import version
 from typing import Any
@@ -10,14 +11,15 @@ import yaml
 from rsl_tbptt.files import write_json
 from scripts.pipeline import curves
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
+from scripts.pipeline.figure import band
 from scripts.pipeline.learning import (
     Learning,
-    band,
     compare,
     converged_after,
     judge,
     lowest_share,
     means,
+    read_learnings,
 )
 from scripts.pipeline.run import Record
 from scripts.pipeline.sweep import Sweep, Variant
@@ -29,6 +31,9 @@ SWEEP = Sweep(
     at_least={"share": 0.95},
     at_most={"steps": 2.0},
 )
+
+
+DISTILLATION = SWEEP.model_copy(update={"at_least": {"lowest": 0.85}, "at_most": {"converged": 4}})
 
 
 def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
@@ -80,6 +85,21 @@ def test_limits_of_return_and_steps():
         "of the teacher's: at least 95.0%": "2 of 3",
         "steps, of the teacher's: at most 2.00": "2 of 3",
     }
+
+
+def test_each_seed_is_compared_with_its_own_teacher():
+    other = learning("teacher", seed=2, curve={10: 20.0}, evaluated_return=20.0)
+    rows = compared(learning("scratch"), other, learning("scratch", seed=2))
+    assert [row["share"] for row in rows] == [1.0, 1.0, 0.5]
+    assert [row["lowest"] for row in rows] == [1.0, 1.0, None]
+
+
+def test_shares_of_a_return_that_is_not_positive_are_not_given():
+    teacher = learning("teacher", curve={1: -1.0}, evaluated_return=-1.0)
+    (row,) = compare([teacher], "teacher")
+    assert math.isnan(row["share"])
+    assert (row["converged"], row["lowest"]) == (None, None)
+    assert {*judge([row], DISTILLATION).values()} == {"0 of 1"}
 
 
 def cells(table):
@@ -139,6 +159,27 @@ def records(tmp_path, experiment):
             finished_at=1.0,
         )
     return records
+
+
+def test_stages_are_read(tmp_path, experiment, records):
+    few = experiment.policies["student"].model_copy(update={"num_envs": 3})
+    experiment = experiment.model_copy(update={"policies": experiment.policies | {"student": few}})
+    sweep = SWEEP.model_copy(update={"seeds": [7], "evaluate_after": {"scratch": [2, 1]}})
+    for after in (1, 2):
+        file = tmp_path / "evaluation" / f"scratch-7-after-{after}.json"
+        write_json(file, {"mean_return": float(after)})
+    learnings = {one.policy: one for one in read_learnings(tmp_path, experiment, sweep, records)}
+    assert learnings["student"].curve == {1: 1.0, 2: 2.0}
+    assert learnings["student"].steps_per_iteration == 3 * 10
+    teachers = experiment.num_envs * 10 * experiment.policies["teacher"].iterations
+    assert learnings["teacher"].num_steps == teachers
+    earlier = {name: one.num_earlier_steps for name, one in learnings.items()}
+    students = 3 * 10 * experiment.policies["student"].iterations
+    assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
+    assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
+    assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]
+    evaluated = [[*one.evaluated.items()] for one in learnings.values()]
+    assert evaluated == [[], [], [], [(1, 1.0), (2, 2.0)]]
 
 
 def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys):

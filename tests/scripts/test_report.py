@@ -11,7 +11,7 @@ from support.pages import assert_loads_nothing
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.simulate.evaluate import summarise
 from scripts.pipeline import __main__ as pipeline
-from scripts.pipeline.experiments import DEMO, AcceptanceCheck, load_experiment
+from scripts.pipeline.experiments import DEMO, FINETUNE, AcceptanceCheck, load_experiment
 from scripts.pipeline.report import collect, format_table, write_report
 from scripts.pipeline.run import Record
 from scripts.pipeline.stages import pipeline_stages
@@ -129,6 +129,17 @@ def test_acceptance_follows_the_numbers(run, student, memoryless, passed):
     assert run.passed(student=student, memoryless=memoryless) == passed
 
 
+@pytest.mark.parametrize(
+    ("finetuned", "passed"),
+    [
+        (9.75, [True, True, True, True]),  # lower than the student, but intervals overlap
+        (9.4, [True, False, False, True]),
+    ],
+)
+def test_acceptance_of_finetuning_follows_the_numbers(tmp_path, finetuned, passed):
+    assert Run(tmp_path / "finetune", FINETUNE).passed(finetuned=finetuned) == passed
+
+
 @pytest.mark.parametrize(("memoryless", "passed"), [(7.9, True), (8.1, False)])
 def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed):
     at_most = AcceptanceCheck(policy="memoryless", max_share_of_teacher=0.8)
@@ -137,3 +148,10 @@ def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed)
     share = results["policies"]["memoryless"]["share_of_teacher"]
     text = f"memoryless reaches {share:.1%} of the teacher's return (at most 80%)."
     assert results["acceptance"] == [{"passed": passed, "text": text}]
+
+
+def test_share_of_a_return_that_is_not_positive_is_not_given(run):
+    results = run.results(teacher=-1.0)
+    assert results["policies"]["student"]["share_of_teacher"] is None
+    assert not results["acceptance"][0]["passed"]
+    assert "n/a" in format_table(results)

@@ -52,6 +52,13 @@ def test_a_stage_runs_again_if_it_changed_or_lost_its_result_with_what_reads_it(
     assert run(folder, *chain("2")) == ["student", "last"]
 
 
+@pytest.mark.parametrize("text", ['{"command": ', '{"fingerprint": "of an older release"}'])
+def test_unreadable_record_counts_as_unfinished(folder, text):
+    run(folder, make_stage("a"))
+    (folder / "stages" / "a.json").write_text(text)
+    assert run(folder, make_stage("a")) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -6,7 +6,8 @@ import pytest
 
 from rsl_tbptt.tools.commands.cli import command_parser
 from scripts.pipeline import __main__ as pipeline
-from scripts.pipeline.experiments import DEMO, Policy, load_experiment
+from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
+from scripts.pipeline.run import run_stages
 from scripts.pipeline.stages import pipeline_stages, train_command
 
 DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "camera"))
@@ -14,6 +15,9 @@ DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjl
 ISAACLAB = load_experiment(DEMO).model_copy(update={"task": "Tbptt-Task", "num_envs": 5})
 MJLAB = ISAACLAB.model_copy(update={"platform": "mjlab", "task": "Task"})
 POLICY = Policy(title="", agent="Agent", iterations=7, seed=3)
+
+
+CHECKPOINT = "logs/rsl_rl/experiment/2026-01-01_00-00-00_teacher/model_6.pt"
 
 
 def train(experiment, device="cpu", checkpoint=None, **changes):
@@ -43,8 +47,31 @@ def test_a_checkpoint_goes_where_an_override_says_and_nowhere_else(experiment):
     assert [a for a, b in zip(line[1:], line, strict=False) if b.endswith("envs")] == ["9"]
 
 
+def test_mjlab_resumes_a_checkpoint_by_run_and_file_and_takes_another_log_root_along():
+    resume = "--agent.resume True --agent.load-run 2026-01-01_00-00-00_teacher"
+    resume += " --agent.load-checkpoint model_6.pt"
+    assert resume in shlex.join(train(MJLAB, checkpoint=CHECKPOINT))
+    assert "--log-root" not in train(MJLAB, checkpoint=CHECKPOINT)
+    words = train(MJLAB, checkpoint=f"/elsewhere/{CHECKPOINT}")
+    assert words[words.index("--log-root") + 1] == "/elsewhere/logs/rsl_rl"
+    assert resume in shlex.join(words)
+
+
 def lay_out(experiment, device="cpu"):
     return {stage.name: stage for stage in pipeline_stages(experiment, device)}
+
+
+def test_a_training_leaves_the_checkpoint_of_its_last_iteration(tmp_path):
+    """The newest run with its name counts, not a run whose name only begins with it."""
+    student = lay_out(load_experiment(DEMO))["student"]
+    files = ("1_student/model_59.pt", "2_student/model_59.pt", "3_student/model_58.pt")
+    body = "import pathlib, sys, time\nfor name in sys.argv[1:]:\n    path = pathlib.Path(name)\n"
+    body += "    path.parent.mkdir(parents=True)\n    path.touch()\n    time.sleep(0.02)"
+    names = [f"logs/rsl_rl/e/2026-01-01_00-00-0{file}" for file in (*files, "4_student_other/x")]
+    names[-1] = names[-1].replace("/x", "/model_59.pt")
+    object.__setattr__(student, "needs", ())
+    object.__setattr__(student, "command", lambda _: ["python", "-c", body, *names])
+    assert run_stages([student], tmp_path, "cpu")["student"].output == names[1]
 
 
 def changed(experiment, section, **changes):
@@ -66,6 +93,32 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on():
     assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
     assert args.seed == experiment.evaluation.seed
     assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
+
+
+def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order():
+    experiment = load_experiment(FINETUNE)
+    planned, outputs = lay_out(experiment), {name: f"{name}.pt" for name in experiment.policies}
+    assert "--checkpoint=finetuned.pt" in planned["export"].command(outputs)
+    command = planned["video"].command(outputs)
+    assert command[:2] == ["rsl-tbptt", "play"]
+    assert command[-4:] == [f"--checkpoint={name}.pt" for name in experiment.policies]
+
+
+@pytest.mark.parametrize("file", [DEMO, DEMO_MJLAB], ids=lambda file: file.stem)
+def test_all_policies_are_evaluated_alike_by_the_platforms_task(file):
+    experiment = load_experiment(file)
+    planned, outputs = lay_out(experiment), {name: f"{name}.pt" for name in experiment.policies}
+    commands = {name: planned[f"evaluate-{name}"].command(outputs) for name in outputs}
+    rest = [
+        # In mjlab the ids of a task differ by the agent; tests/tasks compares their environments.
+        [word for word in command if not word.startswith(("--checkpoint", "--output", "--task"))]
+        for command in commands.values()
+    ]
+    assert all(words == rest[0] for words in rest)
+    end = "-Student" if experiment.platform == "mjlab" else ""
+    assert {f"--task={experiment.task}{end}", f"--platform={experiment.platform}"} <= {
+        *commands["student"]
+    }
 
 
 POLICIES = ("teacher", "student", "memoryless")

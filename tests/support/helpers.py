@@ -244,7 +244,7 @@ def write_drawn_bundle(
 
     ``fault`` changes what is exported but not the steps.
     """
-    from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+    from rsl_tbptt.tools.robot.export import Recorded, write_bundle
     from rsl_tbptt.tools.robot.golden import draw
 
     steps = draw(policy, heads or {}, groups, num_steps, seed=1)

@@ -42,6 +42,15 @@ def measure(env):
         env.scene.update(env.physics_dt)
         return robot.data.joint_vel.torch.clone()
 
+    def step_from(position):
+        place(position, [0.0, 0.0])
+        _, reward, terminated, truncated, _ = env.step(torch.zeros(NUM_ENVS, 1))
+        return {  # buffers that the next step writes into
+            "reward": reward.tolist(),
+            "terminated": terminated.tolist(),
+            "truncated": truncated.tolist(),
+        }
+
     place([0.3, 0.2], [0.0, 0.0])
     still = observe()
     noise = torch.stack([observe(seed)["policy"] for seed in range(200)])
@@ -59,8 +68,13 @@ def measure(env):
         "policy_std": noise.std((0, 1)),
         "teacher_spread": (exact - exact[0]).abs().max(),
         "mass": robot.data.body_mass.torch[:, bodies],
+        "damping": robot.data.joint_damping.torch,
         "pushed": push(),
         "physics_dt": env.physics_dt,
+        "max_episode_length": env.max_episode_length,
+        "inside": step_from([1.9, 0.45]),
+        "cart_out": step_from([2.05, 0.0]),
+        "pole_out": step_from([0.0, 0.55]),
     }
 
 
@@ -83,10 +97,31 @@ def test_teacher_sees_velocities(seen):
     assert moving[3] == pytest.approx([2.0 * -0.4] * NUM_ENVS)
 
 
-def test_student_is_noisy_and_its_teacher_is_not(seen):
+def test_student_noise_has_the_configured_size_and_the_teacher_none(seen):
     assert seen["policy_mean"] == pytest.approx([0.5 * 0.3, 2.0 * 0.2], abs=0.003)
-    assert min(seen["policy_std"]) > 0.0
+    assert seen["policy_std"] == pytest.approx([0.5 * 0.02, 2.0 * 0.02], rel=0.05)
     assert seen["teacher_spread"] == 0.0
+
+
+def test_teacher_sees_the_randomised_physics(seen):
+    teacher = columns(seen["still"]["teacher"])
+    assert teacher[4:] == columns(seen["mass"]) + columns(seen["damping"])
+
+
+@pytest.mark.parametrize(
+    ("quantity", "column", "low", "high"),
+    [
+        ("mass", 0, 0.7, 1.4),
+        ("mass", 1, 0.15, 0.6),
+        ("damping", 0, 0, 0.2),
+        ("damping", 1, 0, 0.004),
+    ],
+)
+def test_physics_differs_between_environments_within_its_range(seen, quantity, column, low, high):
+    values = columns(seen[quantity])[column]
+    assert len(set(values)) == NUM_ENVS
+    assert low - 1e-6 <= min(values) < low + 0.2 * (high - low)
+    assert high - 0.2 * (high - low) < max(values) <= high + 1e-6
 
 
 def test_randomised_mass_moves_the_cart_as_mechanics_predicts(seen):
@@ -94,3 +129,13 @@ def test_randomised_mass_moves_the_cart_as_mechanics_predicts(seen):
         hinge, coupling = pole * (ROD_INERTIA + HALF_LENGTH**2), pole * HALF_LENGTH
         acceleration = FORCE / (cart + pole - coupling**2 / hinge)
         assert cart_speed == pytest.approx(acceleration * seen["physics_dt"], rel=0.01)
+
+
+def test_the_episode_continues_inside_the_limits_and_ends_outside(seen):
+    inside = seen["inside"]
+    assert min(inside["reward"]) > 0.0
+    assert not any(inside["terminated"])
+    assert not any(inside["truncated"])
+    assert seen["max_episode_length"] == 240
+    assert all(seen["cart_out"]["terminated"])
+    assert all(seen["pole_out"]["terminated"])

@@ -3,11 +3,13 @@
 from importlib.metadata import entry_points
 
 import pytest
+from pxr import Usd
 
 pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import gymnasium as gym
 from isaaclab.utils import to_dict
+from isaaclab_tasks.utils import resolve_task_config
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 from rsl_rl.utils import resolve_class
 
@@ -41,6 +43,9 @@ STUDENTS = {
 """Model of a student that sees numbers, and of one that sees images too, by agent."""
 RECURRENT_STUDENT = next(iter(STUDENTS))
 PPO_WITH_MEMORY = ["rsl_rl_recurrent_cfg_entry_point", "rsl_rl_finetune_cfg_entry_point"]
+
+
+AGENTS = [TEACHER, *STUDENTS, *PPO_WITH_MEMORY]
 
 
 def terms(group):
@@ -96,6 +101,14 @@ def test_ppo_with_memory_is_blind_and_its_critic_sees_what_the_teacher_sees(task
     parsed.check_training(cfg.num_steps_per_env, 4096, recurrent=True)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_agents_groups_exist_in_the_environment(task):
+    observations = to_dict(load_cfg_from_registry(task, ENV).observations)
+    for key in AGENTS:
+        for groups in load_cfg_from_registry(task, key).obs_groups.values():
+            assert set(groups) <= set(observations)
+
+
 @pytest.mark.parametrize("task", [*VELOCITY, *SCAN])
 def test_velocity_student_is_proprioceptive_and_noisy_and_its_teacher_is_neither(task):
     observations = load_cfg_from_registry(task, ENV).observations
@@ -106,3 +119,20 @@ def test_velocity_student_is_proprioceptive_and_noisy_and_its_teacher_is_neither
     assert observations.policy.enable_corruption
     assert not terms(observations.policy) & hidden
     assert terms(observations.policy) == terms(observations.teacher) - hidden
+
+
+@pytest.mark.parametrize("task", [CARTPOLE, PUP])
+def test_students_keep_their_noise_in_play(task):
+    env_cfg, _ = resolve_task_config(
+        task, TEACHER, play_mode=True, overrides=["physics=newton_mjwarp"]
+    )
+    assert env_cfg.observations.policy.enable_corruption
+    assert not env_cfg.observations.teacher.enable_corruption
+
+
+@pytest.mark.parametrize("task", [CARTPOLE, PUP])
+def test_asset_refers_to_no_other_file(task):
+    stage = Usd.Stage.Open(load_cfg_from_registry(task, ENV).scene.robot.spawn.usd_path)
+    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
+        stage.GetRootLayer().identifier
+    ]

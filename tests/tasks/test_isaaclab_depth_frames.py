@@ -110,6 +110,15 @@ def test_an_episode_starts_without_a_frame_and_sees_none_of_the_one_before(env):
     assert [bool(wall_seen[1]) for wall_seen in seen] == [i >= 1 + latency for i in range(6)]
 
 
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_a_reset_clears_the_frame_of_a_rollout_and_takes_none(env, num_steps):
+    step = Frames(env)
+    with torch.inference_mode():
+        for _ in range(num_steps):
+            step()
+    assert wall(step(reset=[0])).tolist() == pytest.approx([0, *[nearness(3)] * 3])
+
+
 def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
     torch.manual_seed(0)
     step = Frames(env, period=1, lost_frames=0.3, missing_pixels=0.1, noise=0.05)

@@ -16,11 +16,18 @@ pytestmark = [
 TASK = "Tbptt-Velocity-Flat-Pup"
 JOINTS = ("hip", "knee")
 LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
+TOTAL_MASS, MOST_PAYLOAD = 2.8, 1.0  # kg
 MOST_PULL = 6.0  # N
 CONTROL_STEP, GRAVITY = 0.02, 9.81  # s, m/s^2
+SEGMENT, FOOT_RADIUS = 0.09, 0.015  # m: thigh and shank are equally long
 STIFFNESS = 12.0  # N m/rad
+LEG_HEIGHT = 2 * SEGMENT * math.cos(0.7)  # m, from the foot's centre to the hip, by default
+LIFT = 0.03  # m
+LIFTED_HIP = math.acos((LEG_HEIGHT - LIFT) / (2 * SEGMENT))
+LIFTED = (LIFTED_HIP, -2 * LIFTED_HIP)
 
 NUM_ENVS = 64
+STANDING_STEPS = 300
 MOST_DELAY = 1  # steps
 DELAY_STEPS, RESTART = 14, 7
 
@@ -35,12 +42,15 @@ def measure(env):
     from tensordict import TensorDict
 
     from rsl_tbptt.checkpoints.robot import describe_robot
+    from rsl_tbptt_tasks.isaaclab.mdp import VelocityIncrement
 
     robot = env.scene["robot"]
     env.reset()
     idle = torch.zeros(NUM_ENVS, 8)
 
-    def place(height=0.155, roll=0.0, linear=0.0, turn=0.0, joint=0.0, angles=(0.7, -1.4)):
+    def place(
+        height=0.155, roll=0.0, linear=0.0, turn=0.0, joint=0.0, angles=(0.7, -1.4), lifted=()
+    ):
         pose = torch.zeros(NUM_ENVS, 7)
         pose[:, :3] = env.scene.env_origins
         pose[:, 2] = height
@@ -49,7 +59,8 @@ def measure(env):
         velocity[:, 0], velocity[:, 3] = linear, turn
         robot.write_root_pose_to_sim_index(root_pose=pose)
         robot.write_root_velocity_to_sim_index(root_velocity=velocity)
-        by_name = {f"{leg}_{j}": angles[i] for leg in LEGS for i, j in enumerate(JOINTS)}
+        of_legs = {leg: LIFTED if leg in lifted else angles for leg in LEGS}
+        by_name = {f"{leg}_{j}": of_legs[leg][i] for leg in LEGS for i, j in enumerate(JOINTS)}
         joints = torch.tensor([by_name[name] for name in robot.joint_names]).expand(NUM_ENVS, 8)
         robot.write_joint_position_to_sim_index(position=joints)
         robot.write_joint_velocity_to_sim_index(velocity=torch.full_like(joints, joint))
@@ -79,6 +90,12 @@ def measure(env):
             observed.append(env.observation_manager.compute(update_history=True)["policy"].clone())
         return observed
 
+    def trot_reward(steps, height=LEG_HEIGHT + FOOT_RADIUS, **state):
+        place(height, **state)
+        env.episode_length_buf[:] = steps
+        term = env.reward_manager.get_term_cfg("trot")
+        return term.func(env, **term.params)
+
     def step_from(**state):
         place(**state)
         _, _, terminated, truncated, _ = env.step(idle)
@@ -93,21 +110,61 @@ def measure(env):
             "velocity": robot.data.root_lin_vel_w.torch.clone(),
         }
 
+    def ask_again():
+        """Return increments along x after a step, read again, and after half were reset."""
+        place()
+        term = VelocityIncrement(env.cfg.observations.policy.velocity_increment, env)
+        place(linear=0.3)
+        env.common_step_counter += 1
+        with torch.inference_mode():  # as in a rollout
+            asked = [term(env)[:, 0], term(env)[:, 0]]
+        term.reset(range(NUM_ENVS // 2))
+        return torch.stack([*asked, term(env)[:, 0]])
+
+    def stand():
+        pushes = env.event_manager.get_term_cfg("push").params["velocity_range"]
+        ranges = dict(pushes)
+        pushes.clear()
+        env.event_manager.get_term_cfg("pull").params["force_range"] = (0.0, 0.0)
+        env.reset()
+        place()
+        heights = []
+        for _ in range(STANDING_STEPS):
+            env.step(idle)
+            heights.append(robot.data.root_pos_w.torch[:, 2].clone())
+        pushes.update(ranges)
+        return {
+            "heights": torch.stack(heights[50:]),
+            "speed": robot.data.root_lin_vel_w.torch.norm(dim=1),
+            "drift": (robot.data.root_pos_w.torch - env.scene.env_origins)[:, :2].norm(dim=1),
+        }
+
     place()
     still = observe()
-
     place(roll=0.5)
     tilted = observe()
+    place()
+    noise = torch.stack([observe(seed)["policy"] for seed in range(100)])
     place(linear=0.5, joint=0.5)
     moving = observe()
     return {
         "robot": describe_robot(env, TensorDict(moving, batch_size=[NUM_ENVS])),
         "mass": robot.data.body_mass.torch.sum(1),
+        "stiffness": robot.data.joint_stiffness.torch,
         "still": still,
         "tilted": tilted["policy"][:, 3:6],
         "falling": fall_freely(),
+        "increments": ask_again(),
         "moving": moving,
+        "noise": noise.std(0).mean(0),
         "steps": torch.stack(observe_steps()),
+        "trot": {
+            "stands in mid-swing": trot_reward(5),
+            "lifts the diagonal": trot_reward(5, lifted=["front_left", "rear_right"]),
+            "lifts the wrong diagonal": trot_reward(5, lifted=["front_right", "rear_left"]),
+            "leans": trot_reward(0, roll=0.1),
+        },
+        "standing": stand(),
         "upright": step_from(),
         "tipped": step_from(height=0.2, roll=0.9),
         "sunk": step_from(height=0.05, angles=(1.57, 0.0)),  # legs stretched to the rear
@@ -118,6 +175,24 @@ def measure(env):
 @pytest.fixture(scope="module")
 def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
+
+
+def test_robots_stay_where_they_are_placed(seen):
+    standing = seen["standing"]
+    heights = [height for step in standing["heights"] for height in step]
+    assert min(heights) > 0.14
+    assert max(heights) < 0.16
+    assert max(standing["speed"]) < 0.02
+    assert max(standing["drift"]) < 0.03
+
+
+def test_payload_and_motors_differ_within_their_range(seen):
+    assert len(set(seen["mass"])) == NUM_ENVS
+    assert TOTAL_MASS - 1e-5 <= min(seen["mass"]) < TOTAL_MASS + 0.1
+    assert TOTAL_MASS + MOST_PAYLOAD - 0.1 < max(seen["mass"]) <= TOTAL_MASS + MOST_PAYLOAD + 1e-5
+    stiffness = [value for robot in seen["stiffness"] for value in robot]
+    assert 0.4 * STIFFNESS - 1e-4 <= min(stiffness) < 0.44 * STIFFNESS
+    assert 1.56 * STIFFNESS < max(stiffness) <= 1.6 * STIFFNESS + 1e-4
 
 
 def test_checkpoints_describe_the_robot_as_built_and_not_as_randomised(seen):
@@ -156,6 +231,11 @@ def test_student_sees_no_velocity_and_the_teacher_does(seen):
     assert moving[0] == pytest.approx([2.0 * 0.5] * NUM_ENVS, abs=1e-4)
 
 
+def test_student_noise_has_the_configured_size(seen):
+    expected = [0.25 * 0.02] * 3 + [0.002] * 3 + [0.0] * 3 + [0.005] * 8 + [0.0] * 2
+    assert seen["noise"] == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -183,11 +263,43 @@ def test_student_sees_each_sensor_late_by_a_delay_drawn_per_episode(seen, column
     assert {delay_of(robot[RESTART:], start=RESTART) for robot in restarted} == all_delays
 
 
+def test_the_controllers_clock_and_command_have_no_delay(seen):
+    for step, observed in enumerate(seen["steps"]):
+        phase = 2 * math.pi * 2.5 * step / 50
+        for row in observed:
+            assert row[-2:] == pytest.approx([math.sin(phase), math.cos(phase)], abs=1e-4)
+            assert row[6:9] == [step] * 3
+
+
+@pytest.mark.parametrize(
+    ("case", "errors"),
+    [
+        ("stands in mid-swing", [LIFT, 0.0, 0.0, LIFT]),
+        ("lifts the diagonal", [0.0] * 4),
+        ("lifts the wrong diagonal", [LIFT] * 4),
+        (
+            "leans",
+            [LEG_HEIGHT * (1 - math.cos(0.1)) + y * math.sin(0.1) for y in (0.09, -0.09)] * 2,
+        ),
+    ],
+)
+def test_trot_is_rewarded_if_the_feet_have_the_clocks_height(seen, case, errors):
+    expected = math.exp(-sum(error**2 for error in errors) / 0.02**2)
+    assert seen["trot"][case] == pytest.approx([expected] * NUM_ENVS, abs=2e-3)
+
+
 def test_accelerometer_shows_which_way_is_up(seen):
     up = [0.0, math.sin(0.5), math.cos(0.5)]
     expected = [CONTROL_STEP * GRAVITY * value for value in up]
     for column, value in zip(columns(seen["tilted"]), expected, strict=True):
         assert column == pytest.approx([value] * NUM_ENVS, abs=0.01)
+
+
+def test_increments_of_a_step_stay_until_the_next_step_or_episode(seen):
+    moved, again, after_restart = seen["increments"]
+    assert moved == again == pytest.approx([0.3] * NUM_ENVS, abs=1e-4)
+    half = NUM_ENVS // 2
+    assert after_restart == pytest.approx([0.0] * half + [0.3] * half, abs=1e-4)
 
 
 def test_pull_differs_within_its_range_and_acts_as_the_teacher_sees(seen):
@@ -198,6 +310,14 @@ def test_pull_differs_within_its_range_and_acts_as_the_teacher_sees(seen):
     expected = [CONTROL_STEP * pull / mass for pull, mass in zip(pulls, seen["mass"], strict=True)]
     assert ahead == pytest.approx(expected, abs=2e-3)
     assert aside == pytest.approx([0.0] * NUM_ENVS, abs=2e-3)
+
+
+def test_teacher_sees_payload_and_motors(seen):
+    teacher = columns(seen["still"]["teacher"])
+    trunks = [mass - (TOTAL_MASS - 2.0) for mass in seen["mass"]]
+    assert teacher[36] == pytest.approx(trunks, abs=1e-4)
+    for seen_by_teacher, stiffness in zip(teacher[37:45], columns(seen["stiffness"]), strict=True):
+        assert seen_by_teacher == pytest.approx([0.1 * value for value in stiffness])
 
 
 def test_episode_continues_upright_and_ends_when_the_robot_has_fallen(seen):

@@ -20,11 +20,15 @@ PULL = 45
 
 
 def launch():
-    return look_at(TASK, NUM_ENVS, measure, with_history)
+    return [look_at(TASK, NUM_ENVS, measure, change) for change in (exact, with_history)]
+
+
+def exact(env_cfg):
+    mirrored_pup.without_sensor_faults(env_cfg)
 
 
 def with_history(env_cfg):
-    mirrored_pup.without_sensor_faults(env_cfg)
+    exact(env_cfg)
     env_cfg.observations.policy.history_length = mirrored_pup.HISTORY
 
 
@@ -41,19 +45,21 @@ def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
 
 
+@pytest.mark.parametrize("history", [0, 1])
 @pytest.mark.parametrize("group", ["policy", "teacher"])
-def test_mirror_image_is_what_a_mirrored_robot_sees(seen, group):
-    expected, observed = (torch.tensor(seen[n][group]) for n in ("expected", "seen"))
+def test_mirror_image_is_what_a_mirrored_robot_sees(seen, history, group):
+    expected, observed = (torch.tensor(seen[history][n][group]) for n in ("expected", "seen"))
     if group == "teacher":  # each robot has its own motors and a new pull in every episode
         for values in (expected, observed):
             values[:, [*range(STIFFNESS.start, STIFFNESS.stop), PULL]] = 0.0
     torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
-    assert expected.shape[1] == (48 if group == "teacher" else 19 * mirrored_pup.HISTORY)
+    assert expected.shape[1] == (48 if group == "teacher" else 19 * (1 + 2 * history))
     moving = expected.abs().amax(dim=0).gt(0.01).sum()
     assert moving >= (48 - 9 if group == "teacher" else expected.shape[1] - 3)
 
 
-def test_mirroring_keeps_the_original_and_twice_is_the_identity(seen):
-    assert seen["kept"]
-    assert seen["twice"] == 0.0
-    assert seen["actions"] == seen["expected_actions"]
+@pytest.mark.parametrize("history", [0, 1])
+def test_mirroring_keeps_the_original_and_twice_is_the_identity(seen, history):
+    assert seen[history]["kept"]
+    assert seen[history]["twice"] == 0.0
+    assert seen[history]["actions"] == seen[history]["expected_actions"]

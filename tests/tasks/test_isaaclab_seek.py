@@ -26,6 +26,7 @@ REACH = 0.45  # m
 PILLAR_RADIUS, WALL_HALF_THICKNESS = 0.15, 0.03  # m
 CAMERA_AHEAD = 0.14  # m
 MIDDLE = slice(15, 17)  # columns
+STIFFNESS = slice(37, 45)  # columns of the teacher's observations
 
 
 def launch():
@@ -80,12 +81,13 @@ def measure(env):
     places = [{name: where(name)[:, :2] for name in ("pillar", "wall")}]
     env.step(idle)
     stays = {name: where(name)[:, :2] for name in ("pillar", "wall")}
-    env.reset()
+    obs, _ = env.reset()
     places.append({name: where(name)[:, :2] for name in ("pillar", "wall")})
     far = (2.5, 3.0)
     seen = {
         "places": places,
         "stays": stays,
+        "groups": {name: list(group.shape[1:]) for name, group in obs.items()},
         "facing wall": step_from(0.0, pillar=far, steps=8),
         "facing pillar": step_from(0.0, pillar=(1.5, 0.0), wall=(-2.0, 0.0), steps=8),
         "over the wall": step_from(0.0, steps=8),
@@ -98,6 +100,19 @@ def measure(env):
         "near the pillar": step_from(2.5 - REACH - 0.02),
         "tipped": step_from(0.0, height=0.2, turned=(0.48, 0.0, 0.0, 1.0)),
     }
+    arrange(0.4)
+    env.scene["robot"].write_root_velocity_to_sim_index(
+        root_velocity=torch.tensor([[6.0, 0.0, 0.5, 0.0, 0.0, 0.0]]).repeat(NUM_ENVS, 1)
+    )
+    terms = env.termination_manager
+    hits, through = [], []
+    for _ in range(25):
+        env.sim.step(render=False)
+        env.scene.update(0.01)
+        terms.compute()
+        hits.append(terms.get_term("hit_wall").clone())
+        through.append(where("robot")[:, 0])
+    seen["flight"] = {"hits": torch.stack(hits), "x": torch.stack(through)}
 
     def arrange_mirrored(side):
         place("pillar", 2.5, 0.1 * side)
@@ -112,6 +127,12 @@ def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
 
 
+def way(start, goal, wall=(0.0, 0.0)):
+    """Return the first direction of a shortest way, and its length."""
+    found = shortest_way(*(torch.tensor([point]) for point in (start, goal, wall)))
+    return found.direction[0].tolist(), found.length.item()
+
+
 def mean(values):
     return sum(values) / len(values)
 
@@ -124,10 +145,24 @@ def direction(start, end):
 @pytest.mark.parametrize(("side", "ahead"), [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)])
 def test_way_around_the_wall_turns_beyond_its_nearer_end(side, ahead):
     start, goal, corner = (-ahead, 0.1 * side), (2.0 * ahead, 0.2 * side), (0.0, HALF * side)
-    found = shortest_way(*(torch.tensor([point]) for point in (start, goal, (0.0, 0.0))))
-    assert found.direction[0].tolist() == pytest.approx(direction(start, corner))
-    length = math.dist(start, corner) + math.dist(corner, goal)
-    assert found.length.item() == pytest.approx(length)
+    towards, length = way(start, goal)
+    assert towards == pytest.approx(direction(start, corner))
+    assert length == pytest.approx(math.dist(start, corner) + math.dist(corner, goal))
+
+
+@pytest.mark.parametrize(
+    ("start", "goal"),
+    [
+        ((-1.0, HALF + 0.01), (2.0, HALF + 0.01)),  # past the end
+        ((-1.0, 0.0), (-0.1, 0.5)),  # before the wall
+        ((0.1, 0.0), (2.0, 0.0)),  # behind it
+        ((0.0, 1.5), (0.0, 2.0)),  # along its line
+    ],
+)
+def test_way_is_straight_where_the_wall_is_not_between(start, goal):
+    towards, length = way(start, goal)
+    assert towards == pytest.approx(direction(start, goal))
+    assert length == pytest.approx(math.dist(start, goal))
 
 
 def test_pillar_and_wall_have_new_places_in_every_episode_and_stay_there(seen):
@@ -148,6 +183,10 @@ def test_pillar_and_wall_have_new_places_in_every_episode_and_stay_there(seen):
     ):
         assert low - 1e-4 <= min(values) < low + 0.15 * (high - low)
         assert high - 0.15 * (high - low) < max(values) <= high + 1e-4
+
+
+def test_student_gets_neither_command_nor_way(seen):
+    assert seen["groups"] == {"policy": [16], "camera": [1, 24, 32], "teacher": [47]}
 
 
 def rows(case):
@@ -207,14 +246,27 @@ def test_episode_ends_at_the_pillar_in_the_wall_and_on_the_ground(seen, case, en
     assert seen[case]["reward"] == pytest.approx([earned] * NUM_ENVS, abs=0.1)
 
 
+def test_wall_does_not_push_and_contact_is_noticed_in_passing(seen):
+    hits, places = torch.tensor(seen["flight"]["hits"]), torch.tensor(seen["flight"]["x"])
+    assert hits.any(dim=0).all()
+    assert (places[-1] > 1.3).all()
+
+
 @pytest.mark.parametrize(("group", "moving"), [("teacher", 47 - 8), ("policy", 16)])
 def test_mirror_image_is_what_a_mirrored_robot_sees(seen, group, moving):
     expected, observed = (torch.tensor(seen["mirror"][n][group]) for n in ("expected", "seen"))
     if group == "teacher":  # each motor has its own stiffness
         for values in (expected, observed):
-            values[:, 37:45] = 0.0
+            values[:, STIFFNESS] = 0.0
     torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
     assert expected.abs().amax(dim=0).gt(0.01).sum() == moving
+
+
+def test_mirroring_keeps_the_original_and_twice_is_the_identity(seen):
+    mirror = seen["mirror"]
+    assert mirror["actions"] == mirror["expected_actions"]
+    assert mirror["kept"]
+    assert mirror["twice"] == 0.0
 
 
 def test_mirror_image_of_a_picture_is_what_a_mirrored_camera_sees(seen):

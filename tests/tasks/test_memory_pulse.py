@@ -1,9 +1,10 @@
 """The task of the point mass: what is hidden, how it moves, and how long a push lasts."""
 
+import pytest
 import torch
 
 from rsl_tbptt_tasks.memory import PulseEnv
-from rsl_tbptt_tasks.memory.pulse import SHOWN_STEPS, STEP_SECONDS
+from rsl_tbptt_tasks.memory.pulse import POSITION_NOISE, PULSE_STEPS, SHOWN_STEPS, STEP_SECONDS
 
 ZERO = torch.zeros(64, 2)
 
@@ -39,6 +40,28 @@ def test_the_policy_sees_the_target_in_the_first_steps_only():
         _, _, dones, extras = env.step(ZERO)
     assert dones.all()
     assert extras["time_outs"].all()
+
+
+def test_positions_are_noisy_and_the_noise_is_that_of_the_step():
+    env = PulseEnv(4096)
+    noise = env.get_observations()["policy"][:, :2] - privileged(env)[0]
+    assert noise.std().item() == pytest.approx(POSITION_NOISE, rel=0.05)
+    assert torch.equal(env.get_observations()["policy"], env.get_observations()["policy"])
+
+
+def test_pushes_last_ten_steps():
+    env = PulseEnv(256)
+    env.reset()
+    pushed = []
+    for _ in range(60):
+        env.step(torch.zeros(256, 2))
+        pushed.append(privileged(env)[4].abs().sum(-1) > 0)
+    lengths = pushed[0].long()
+    assert torch.stack(pushed).float().mean() > 0.1
+    for at, before in zip(pushed[1:], pushed, strict=False):
+        ends = before & ~at
+        assert (lengths[ends] % PULSE_STEPS == 0).all()  # another one may follow at once
+        lengths = torch.where(at, lengths + 1, 0)
 
 
 def test_episodes_continue_from_a_saved_state():

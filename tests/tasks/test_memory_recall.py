@@ -29,10 +29,22 @@ def test_the_cue_is_hidden_from_the_policy_and_known_to_the_teacher():
         assert torch.equal(obs["privileged"][:, 2].abs(), asked.float())
 
 
-RECALL_LENGTH = 16
+def test_episodes_start_anew_after_a_rollout():
+    env = RecallEnv(num_envs=4, recall_length=3)
+    with torch.inference_mode():
+        env.step(torch.zeros(4, 1))
+    obs, _ = env.reset()
+    assert (env.episode_length_buf == 0).all()
+    assert (obs["policy"][:, 0].abs() == 1.0).all()
 
 
-def distil(gradient_length, student_class="RNNModel"):
+def test_answers_without_memory_earn_nothing():
+    env = RecallEnv(num_envs=512, recall_length=3)
+    rewards = torch.stack([env.step(torch.ones(512, 1))[1] for _ in range(40)])
+    assert rewards.sum().abs() / (512 * 10) < 0.1
+
+
+def distil(gradient_length, recall_length, student_class="RNNModel", iterations=150):
     """Train a student under the stock runner; return its mean reward per question."""
     torch.manual_seed(0)
     student = {"class_name": student_class, "hidden_dims": [32], "activation": "elu"}
@@ -55,25 +67,25 @@ def distil(gradient_length, student_class="RNNModel"):
         "student": student,
         "teacher": {"class_name": PerfectTeacher},
     }
-    env = RecallEnv(num_envs=64, recall_length=RECALL_LENGTH)
+    env = RecallEnv(num_envs=64, recall_length=recall_length)
     runner = DistillationRunner(env, cfg, log_dir=None)
     runner.alg.teacher_loaded = True
-    runner.learn(150)
+    runner.learn(iterations)
     policy, obs = runner.get_inference_policy(), env.get_observations()
     total = count = 0.0
     with torch.inference_mode():
-        for step in range(10 * (RECALL_LENGTH + 1)):
+        for step in range(10 * (recall_length + 1)):
             obs, rewards, dones, _ = env.step(policy(obs))
             policy.reset(dones)
-            if step > 2 * RECALL_LENGTH:
+            if step > 2 * recall_length:
                 total, count = total + rewards.sum().item(), count + dones.sum().item()
     return total / count
 
 
-# One student's gradient_length is too short to learn, and a health metric warns of it.
 @pytest.mark.long
+# One student's gradient_length is too short to learn, and a health metric warns of it.
 @pytest.mark.filterwarnings("ignore:Loss/explained_variance/student")
 def test_gradient_length_decides_what_is_remembered():
-    assert distil(gradient_length=24) > 0.9
-    assert abs(distil(gradient_length=4)) < 0.2
-    assert abs(distil(gradient_length=24, student_class="MLPModel")) < 0.2
+    assert distil(gradient_length=24, recall_length=16) > 0.9
+    assert abs(distil(gradient_length=4, recall_length=16)) < 0.2
+    assert abs(distil(gradient_length=24, recall_length=16, student_class="MLPModel")) < 0.2

@@ -10,9 +10,12 @@ import pytest
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 import mjlab.tasks  # noqa: F401  # registers all tasks
-from mjlab.tasks.registry import list_tasks, load_env_cfg, load_rl_cfg
+from mjlab.rl import MjlabOnPolicyRunner
+from mjlab.tasks.registry import list_tasks, load_env_cfg, load_rl_cfg, load_runner_cls
+from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
 
 from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjlabRecurrentRunner
 
 CARTPOLE = "Tbptt-Cartpole-Occluded"
 CAMERA = "Tbptt-Cartpole-Camera"
@@ -63,6 +66,18 @@ def test_recurrent_ppo_sees_what_the_student_sees(task):
     assert {**ours, **noise} == {**theirs, **noise}
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_runners_distil_students_with_memory(task):
+    assert load_runner_cls(f"{task}-Teacher") is None
+    for agent in ("Student", "Memoryless"):
+        assert issubclass(load_runner_cls(f"{task}-{agent}"), TbpttMjlabDistillationRunner)
+    recurrent = load_runner_cls(f"{task}-Recurrent")
+    assert issubclass(recurrent, TbpttMjlabRecurrentRunner)
+    assert not issubclass(recurrent, TbpttMjlabDistillationRunner)
+    assert issubclass(recurrent, MjlabOnPolicyRunner)
+    assert issubclass(recurrent, VelocityOnPolicyRunner) == (task in GO1)  # exports as mjlab does
+
+
 def terms(task, group):
     stock = task.startswith("Mjlab")
     return load_env_cfg(task if stock else f"{task}-Student").observations[group]
@@ -77,3 +92,31 @@ def test_the_cartpoles_student_sees_noisy_positions_and_its_teacher_everything()
         assert set(actor.terms) == {"cart_position", "pole_angle"}
         assert actor.enable_corruption
         assert all(term.noise is not None for term in actor.terms.values())
+
+
+@pytest.mark.parametrize("task", GO1)
+def test_go1s_student_is_proprioceptive_and_its_teacher_is_not(task):
+    actor, critic = terms(task, "actor"), terms(task, "critic")
+    assert set(actor.terms) == {
+        "base_ang_vel",
+        "projected_gravity",
+        "joint_pos",
+        "joint_vel",
+        "actions",
+        "command",
+    }
+    assert actor.enable_corruption
+    assert set(actor.terms) | {"base_lin_vel", "foot_contact"} <= set(critic.terms)
+    assert ("height_scan" in critic.terms) == ("Rough" in task)
+    assert not critic.enable_corruption
+
+
+def test_go1_with_a_scan_has_mjlabs_own_scan_as_an_image():
+    (heights,) = terms(SCAN, "scan").terms.values()
+    (stock,) = (
+        term
+        for name, term in terms("Mjlab-Velocity-Rough-Unitree-Go1", "actor").terms.items()
+        if name == "height_scan"
+    )
+    assert dataclasses.replace(heights, func=stock.func) == stock
+    assert terms(SCAN, "scan").enable_corruption

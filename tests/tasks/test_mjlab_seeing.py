@@ -10,12 +10,17 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
+from mjlab.sensor import GridPatternCfg
+
+from rsl_tbptt_tasks.mjlab.mdp import height_image
 
 NUM_STEPS = 8
 PIXELS_PER_M = 96 / 3.45
@@ -113,6 +118,12 @@ def scans(tmp_path_factory):
     return result_of(SCAN, tmp_path_factory.mktemp("scan"))
 
 
+def test_the_students_group_has_only_images(rollout):
+    assert rollout["groups"]["camera"] == [6, 1, 40, 96]
+    assert rollout["groups"]["critic"] == [6, 7]
+    assert rollout["groups"].keys() == {"camera", "critic"}
+
+
 def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
     """Every second step; a frame arrives at once or a step later, and stays until the next one."""
     frames = np.array([step["frames"] for step in rollout["steps"]])[:, :, 0]
@@ -131,6 +142,26 @@ def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
     assert np.abs(carts[-1] - carts[-3]).min() > 0.04  # frames of other steps would not do
 
 
+def test_the_ground_is_an_image_with_forward_along_its_rows():
+    grid = GridPatternCfg(size=(0.4, 0.2), resolution=0.1)
+    x, y, _ = grid.generate_rays(None, "cpu")[0].T
+    hits = torch.stack([x, y, 10.0 * y + x], dim=1)[None]
+    frame = torch.zeros(1, 1, 3)
+    data = SimpleNamespace(
+        frame_pos_w=frame, hit_pos_w=hits, distances=torch.ones(1, hits.shape[1])
+    )
+    sensor = SimpleNamespace(
+        cfg=SimpleNamespace(pattern=grid, max_distance=5.0),
+        data=data,
+        num_frames=1,
+        num_rays_per_frame=hits.shape[1],
+    )
+    picture = height_image(SimpleNamespace(scene={"scan": sensor}), "scan")
+    assert picture.shape == (1, 1, 3, 5)
+    torch.testing.assert_close(-picture[0, 0, 1], torch.tensor([-0.2, -0.1, 0.0, 0.1, 0.2]))
+    torch.testing.assert_close(-picture[0, 0, :, 2], torch.tensor([-1.0, 0.0, 1.0]))
+
+
 def test_students_learn_from_the_scan_and_the_teacher_from_its_own(scans):
     assert {agent: trained["groups"] for agent, trained in scans["trained"].items()} == {
         "Teacher": ["critic"],
@@ -140,3 +171,11 @@ def test_students_learn_from_the_scan_and_the_teacher_from_its_own(scans):
     }
     for agent, trained in scans["trained"].items():
         assert set(trained["unmoved"]) <= {"distribution.std_param"}, agent
+
+
+def test_the_scan_is_noisy_and_in_mjlabs_unit(scans):
+    heights = np.array(scans["heights"])
+    assert heights.shape == (4, 1, 11, 17)
+    noise = heights - heights.mean(axis=(2, 3), keepdims=True)
+    assert 0.01 < np.abs(noise).max() < 0.03  # 0.1 m of 5 m, and the robot's tilt nothing
+    assert 0.02 < heights.mean() < 0.1

@@ -21,8 +21,8 @@ from tensordict import TensorDict
 from rsl_tbptt.deploy import Policy, groups_in, join
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.robot.bundle import export_torchscript
 from rsl_tbptt.tools.robot.c_code import run_c
+from rsl_tbptt.tools.robot.export import export_torchscript
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import check_trust, run_onnx, verify
 
@@ -85,12 +85,29 @@ class Discrete(Distribution):
         raise TypeError("discrete actions have no mean")
 
 
+class Exportable(Distribution):
+    """Acts by code that no exporter can follow, and has a module for them."""
+
+    @property
+    def input_dim(self):
+        return self.output_dim
+
+    def deterministic_output(self, mlp_output):
+        return torch.from_numpy(np.tanh(mlp_output.numpy()))
+
+    def as_deterministic_output_module(self):
+        return torch.nn.Tanh()
+
+
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 WITH_OTHER_DISTRIBUTIONS = [
     ("mlp", None),
     ("gru", {"class_name": "HeteroscedasticGaussianDistribution", "std_type": "log"}),
+    ("lstm", {"class_name": "BetaDistribution"}),
     ("cnn-sru", {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)}),
     ("mlp", {"class_name": Discrete}),
+    ("cnn-lstm", {"class_name": Discrete}),
+    ("sru", {"class_name": Exportable}),
 ]
 
 
@@ -187,6 +204,17 @@ def test_torchscript_runs_in_the_libtorch_of_robots(tmp_path, libtorch, kind):
     forgotten = libtorch(path, {**golden, "reset": np.arange(200) == 0})
     differs = np.abs(forgotten - golden["actions"]).max() > 10 * TOLERANCE
     assert differs == (kind != "mlp")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "cnn-gru"])
+def test_torchscript_keeps_no_graph_of_its_steps(tmp_path, kind):
+    policy, groups = build(kind)
+    export_torchscript(policy, groups, tmp_path / "policy.pt")
+    module = torch.jit.load(str(tmp_path / "policy.pt"))
+    obs = torch.cat([each.flatten(1).float() for each in groups.values()], dim=1)
+    assert not module(obs).requires_grad
+    module(obs.requires_grad_())
+    assert not module.state.requires_grad
 
 
 def without_memory(policy):
@@ -306,6 +334,21 @@ def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(exported):
     assert "opset 14, IR version 7" in " ".join((folder / "README.md").read_text().split())
     onnx.checker.check_model(model, full_check=True)
     assert b"site-packages" not in model.SerializeToString()  # no paths of this machine
+
+
+def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_path, monkeypatch):
+    group = ROBOT["observation_groups"]["policy"]
+    for term in group["terms"]:
+        monkeypatch.setitem(term, "modifiers", [{"name": "isaaclab:scale", "params": {}}])
+    write(tmp_path, "lstm", steps=2)
+    assert "POLICY_OBS_POLICY_SPEED" in (tmp_path / "c" / "policy.h").read_text()
+    assert "speed 1, by isaaclab:scale" in (tmp_path / "README.md").read_text()
+    monkeypatch.setitem(group, "history_order", "time")
+    write(tmp_path, "lstm", steps=2)
+    header = (tmp_path / "c" / "policy.h").read_text()
+    assert "POLICY_OBS_POLICY_SPEED" not in header
+    assert "#define POLICY_OBS_GOAL 3 /* 3 numbers */" in header.splitlines()
+    assert "all of a step before the next step's: angles" in (tmp_path / "README.md").read_text()
 
 
 def test_infinite_limits_are_json_and_actions_are_clipped_first(tmp_path, monkeypatch):

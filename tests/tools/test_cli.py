@@ -1,5 +1,6 @@
 """The command rsl-tbptt: its help, its errors in one line, and rsl_rl alone from end to end."""
 
+import errno
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,8 +145,10 @@ def folder(tmp_path, monkeypatch):
     torch.jit.script(torch.nn.Linear(1, 1)).save("exported.pt")
     (tmp_path / "onnx.pt").write_bytes(b"\x08\x0a\x12\x07pytorch")
     torch.save([1], "no_dict.pt")
+    torch.save({"actor_state_dict": {}}, "empty_policy.pt")
     torch.save({"actor_state_dict": {"net.weight": torch.zeros(2, 2)}}, "other_model.pt")
     (tmp_path / "damaged.pt").write_bytes((tmp_path / "model_0.pt").read_bytes()[:500])
+    (tmp_path / "empty.pt").touch()
     (tmp_path / "damaged.yaml").write_text("a: [")
     (tmp_path / "list.yaml").write_text("[actor]")
     (tmp_path / "told.yaml").write_text(
@@ -189,7 +193,8 @@ def evaluate(*arguments):
 def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(folder, capsys):
     results = []
     for seed, file in (("5", "evaluation.json"), ("5", "evaluation-2.json"), ("6", "e/6.json")):
-        assert evaluate("--env", "my_envs:make", "--seed", seed, "--output", file) == 0
+        named = ["--output", file] if seed == "6" else []
+        assert evaluate("--env", "my_envs:make", "--seed", seed, *named) == 0
         results.append(json.loads((folder / file).read_text()))
         shown = capsys.readouterr().out
         assert "95 % confidence" in shown
@@ -198,6 +203,19 @@ def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(fold
     assert results[0]["returns"] != results[2]["returns"]
     assert results[0]["lengths"] == [3, 3, 3, 3]
     assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
+
+
+def test_an_evaluation_that_another_overtook_keeps_its_file(folder, monkeypatch):
+    simulate = evaluation.evaluate
+
+    def overtaken(*arguments, **options):
+        (folder / "evaluation.json").write_text("another")
+        return simulate(*arguments, **options)
+
+    monkeypatch.setattr(evaluation, "evaluate", overtaken)
+    assert evaluate("--env", "my_envs:make") == 0
+    assert (folder / "evaluation.json").read_text() == "another"
+    assert (folder / "evaluation-2.json").is_file()
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_simulated(
@@ -228,6 +246,7 @@ MODEL = "--checkpoint model_0.pt"
 WRONG = {
     "export --checkpoint no.pt": "'no.pt' does not exist",
     "export --checkpoint damaged.pt": "cannot be read, it is damaged",
+    "export --checkpoint empty.pt": "cannot be read, it is damaged",
     "export --checkpoint no_dict.pt": "holds a list, not a dict",
     "export --checkpoint exported.pt": "it is an exported policy (TorchScript): name the model_",
     "export --checkpoint onnx.pt": "it is no checkpoint: name a model_<iteration>.pt",
@@ -237,13 +256,19 @@ WRONG = {
     "export --checkpoint no_dtype.pt": "'load' in no_dtype.pt, expected one such as 'float32'",
     "export --checkpoint no_policy.pt": "expected one of",
     "export --checkpoint no_run": "holds no valid checkpoint",
+    f"export {MODEL} --agent no.yaml": "'no.yaml' cannot be read",
     f"export {MODEL} --agent damaged.yaml": "'damaged.yaml' cannot be read",
     f"export {MODEL} --agent list.yaml": "'list.yaml' holds ['actor'], expected a mapping",
     "export --checkpoint other_model.pt": "take its config as --agent FILE",
+    "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "expected 'mlp.0.weight'",
     f"export {MODEL} --steps 1": "steps is 1",
+    f"export {MODEL} --steps -1": "steps is -1",
+    "memory model_0.pt --env my_envs:make --steps -1": "steps is -1, expected at least 40",
     "memory model_0.pt --env my_envs:make --num-envs 0": "num_envs is 0, expected at least 8",
     f"export {MODEL} --tolerance -1": "not within -1.0e+00",
+    "evaluate --checkpoint no.pt": "'no.pt' does not exist",
+    "evaluate --checkpoint no_policy.pt --env my_envs:make": "expected one of",
     f"evaluate {MODEL}": "--env module:function",
     f"evaluate {MODEL} --form c": "--form is c, expected it only next to --policy",
     f"evaluate {MODEL} --episodes 1": "episodes is 1",
@@ -258,9 +283,11 @@ WRONG = {
     f"evaluate {MODEL} --env my_envs:timeless": "is 0, expected seconds above 0",
     f"evaluate {MODEL} --env needs_more:make": "The module module_of_somebody is missing",
     f"evaluate {MODEL} --env my_envs:make --device cuda:99": "--device is cuda:99",
+    "play --checkpoint no.pt": "does not exist",
     f"play {MODEL} --task T": "which shows no robots",
     f"play {MODEL} --video v.gif": "which shows no robots",
     f"play {MODEL} {MODEL}": "--video is missing",
+    f"play {MODEL} --trust mine": "--video is missing",
     f"play {MODEL} --num-envs 0": "--num-envs is 0, expected at least 1",
     f"play {MODEL} --video v.gif --viz newton": "The arguments ['--viz'] are unknown",
 }
@@ -277,15 +304,47 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, line, message):
     assert error.count("\n") == 1
 
 
-def test_a_command_goes_on_without_a_reader_of_its_messages(folder, monkeypatch, capsys):
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_command_goes_on_without_a_reader_of_its_messages(folder, monkeypatch, closed, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", buffering=1) as gone:
-        monkeypatch.setattr(sys, "stderr", gone)
+        monkeypatch.setattr(sys, "stderr", None if closed else gone)
         monkeypatch.setattr(progress, "SILENT_SECONDS", -1.0)
         assert evaluate("--env", "my_envs:make") == 0
         assert main(["export", "--checkpoint", "no.pt"]) == 1
     assert capsys.readouterr().out.endswith("wrote evaluation.json\n")
+
+
+def test_a_command_goes_on_without_a_reader_of_its_result(folder, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert evaluate("--env", "my_envs:make") == 0
+    assert (folder / "evaluation.json").is_file()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_a_result_that_nowhere_was_written_fails_in_one_line(folder, monkeypatch, capsys):
+    (folder / "model_0.pt").rename(folder / "no_run" / "model_0.pt")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["latest", "no_run"]) == 1
+    expected = "rsl-tbptt latest: [Errno 28] No space left on device: '/dev/full'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_full_disk_names_the_file_and_the_evaluation_is_printed(folder, monkeypatch, capsys):
+    def full(self, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert evaluate("--env", "my_envs:make") == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1])["lengths"] == [3, 3, 3, 3]
+    assert shown.err.count("\n") == 1
+    assert f"No space left on device: '{folder / 'evaluation.json'}'" in shown.err
 
 
 def test_ctrl_c_ends_a_command_in_one_line(folder, monkeypatch, capsys):
@@ -346,6 +405,23 @@ def test_what_another_program_wrote_is_not_replaced(folder, words, file, capsys)
     assert save.read_bytes() == before
 
 
+def test_a_bundle_of_another_policy_is_not_evaluated_under_a_checkpoints_name(folder, capsys):
+    other = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
+    list(other.student.parameters())[-1].data += 0.1
+    (folder / "other").mkdir()
+    torch.save({**other.save(), "iter": 0}, "other/model_0.pt")
+    assert main(["export", "--checkpoint", "other/model_0.pt"]) == 0
+    words = ["--env", "my_envs:make", "--policy", "other/exported/model_0"]
+    assert evaluate(*words) == 1
+    assert "is not the checkpoint's, expected its export" in capsys.readouterr().err
+    assert not (folder / "evaluation.json").exists()
+    shutil.copytree(folder / "other" / "exported" / "model_0", folder / "bundle")
+    path = folder / "bundle" / "policy.json"
+    path.write_text(path.read_text().replace('"model_0.pt"', '"../../no_run/x.pt"'))
+    assert main(["evaluate", "--policy", "bundle", "--env", "my_envs:make"]) == 1
+    assert "checkpoint is '../../no_run/x.pt' in " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["fly"], ["export"], ["export", "--checkpoint", "m.pt", "--fast"], ["evaluate", "--env"]],
@@ -377,6 +453,13 @@ def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
     assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
     assert install("train") == f"uv pip install --python {sys.executable} -e '{root}[train]'"
+
+
+def test_a_missing_simulator_names_the_extra(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mjlab", None)
+    monkeypatch.setitem(sys.modules, "mjlab.tasks", None)
+    assert evaluate("--platform", "mjlab", "--task", "T") == 1
+    assert install("mjlab") in capsys.readouterr().err
 
 
 def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, monkeypatch):

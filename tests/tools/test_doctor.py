@@ -47,3 +47,12 @@ def test_a_robot_that_only_runs_policies_is_well(on_a_robot, capsys):
     )
     assert f"training     -      not installed: {install('tools')}" in shown
     assert "Isaac Lab" not in shown
+
+
+def test_a_robot_without_onnxruntime_is_told_the_extra_for_robots(on_a_robot, monkeypatch, capsys):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert not diagnose()
+    assert (
+        f"policies     WRONG  onnxruntime is missing: {install('deploy')}"
+        in capsys.readouterr().out
+    )

@@ -1,16 +1,21 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
+from rsl_tbptt.tools.simulate import evaluate
 from rsl_tbptt.tools.simulate.evaluate import (
     EpisodeFacts,
     run_first_episodes,
     summarise,
 )
+from rsl_tbptt.tools.simulate.policies import WatchedHeads
 
 LENGTHS = [2, 5, 3]
 
@@ -81,11 +86,61 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     ]
 
 
+def test_a_model_in_training_keeps_its_memory():
+    env, model = FakeEnv(), make_model("actor", "gru", 8, seed=1)
+    env.obs = lambda: make_obs(3)
+    model(make_obs(8))
+    before = model.get_hidden_state()
+    run_first_episodes(env, model, env.obs(), max_steps=9)
+    assert model.get_hidden_state() is before
+
+
+class Managers(FakeEnv):
+    """The same environment with managers like Isaac Lab's: two rewards and two terminations.
+
+    Episodes of the second environment end by time, those of others by a fall.
+    """
+
+    step_dt = 0.5
+
+    def __init__(self):
+        super().__init__()
+        ends = torch.zeros(2, 3, dtype=torch.bool)
+        self.termination_manager = SimpleNamespace(
+            active_terms=["time", "fall"],
+            get_term=lambda name: ends[["time", "fall"].index(name)],
+            get_term_cfg=lambda name: SimpleNamespace(time_out=name == "time"),
+        )
+        self.reward_manager = SimpleNamespace(
+            active_terms=["alive", "effort"], _step_reward=torch.zeros(3, 2)
+        )
+        self.ends = ends
+
+    def step(self, actions):
+        obs, rewards, dones, _ = super().step(actions)
+        is_second = torch.tensor([False, True, False])
+        self.ends[0], self.ends[1] = dones.bool() & is_second, dones.bool() & ~is_second
+        self.reward_manager._step_reward[:, 0] = 2.0 * rewards + 2.0
+        self.reward_manager._step_reward[:, 1] = -2.0
+        later = self.steps > torch.tensor(LENGTHS)  # of no first episode
+        self.reward_manager._step_reward[later] = torch.nan
+        return obs, rewards, dones, {}
+
+
 def facts_of(env):
     facts = EpisodeFacts(env)
     policy = cast("Any", CountingPolicy())
     returns, *_ = run_first_episodes(env, policy, env.obs(), max_steps=9, facts=facts)
     return facts.summary(3), returns
+
+
+def test_managers_provide_the_ends_and_reward_terms_of_first_episodes():
+    found, returns = facts_of(Managers())
+    assert found["ended_by"] == {"time": pytest.approx(1 / 3), "fall": pytest.approx(2 / 3)}
+    assert found["timed_out"] == pytest.approx(1 / 3)
+    terms = found["reward_terms"]  # 10 steps in all: 2 + 5 + 3
+    assert terms == {"alive": pytest.approx(20 / 3), "effort": pytest.approx(-10 / 3)}
+    assert sum(terms.values()) == pytest.approx(float(returns.mean()))
 
 
 @pytest.mark.parametrize("told", [{}, {"time_outs": [0, 1, 0]}, {"success": [1, 1, 0]}])
@@ -103,6 +158,29 @@ def test_environments_without_managers_provide_ends_in_extras(told):
     assert found == expected
 
 
+class BlindHeads(WatchedHeads):
+    """Heads whose target is NaN."""
+
+    def __init__(self):
+        self.reset = lambda dones=None: None
+
+    def __call__(self, obs):
+        return torch.zeros(3, 1)
+
+    def summary(self):
+        return {"velocity": {"rmse": float("nan"), "rmse_by_column": [float("nan")]}}
+
+
+def test_an_error_of_a_head_that_is_not_finite_is_an_error_of_the_evaluation(monkeypatch):
+    env = FakeEnv()
+    run: Any = SimpleNamespace(platform=SimpleNamespace(step_seconds=lambda _: None))
+    start = SimpleNamespace(env=env, obs=env.obs(), run=run)
+    monkeypatch.setattr(evaluate, "started", lambda *_, **__: nullcontext(start))
+    monkeypatch.setattr(evaluate, "acting", lambda *_: nullcontext(BlindHeads()))
+    with pytest.raises(ValueError, match="head 'velocity' is nan, expected a finite number"):
+        evaluate.evaluate(run)
+
+
 def test_summary():
     summary = summarise(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 5, 6]), 0.5)
     assert summary["episodes"] == 3
@@ -111,3 +189,8 @@ def test_summary():
     # t(0.975; 2 degrees of freedom) = 4.3027, standard error 1 / sqrt(3)
     half = 4.3027 * 0.57735
     assert summary["confidence_interval"] == pytest.approx([2 - half, 2 + half], abs=1e-3)
+
+
+def test_equal_returns_have_an_interval_without_width():
+    summary = summarise(torch.full((100,), 2.0), torch.full((100,), 4), None)
+    assert summary["confidence_interval"] == [2.0, 2.0]

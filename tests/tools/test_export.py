@@ -3,8 +3,10 @@
 import argparse
 import copy
 import json
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import yaml
@@ -16,16 +18,16 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.checkpoints.describing import describe
+from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.commands.commands import image_size
-from rsl_tbptt.tools.robot import bundle
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot import export as bundle
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
-from rsl_tbptt.tools.robot.verify import BundlePolicy, read_golden, verify
-from rsl_tbptt.tools.simulate.heads import saved_heads
-from rsl_tbptt.tools.simulate.policies import groups_of, split_into_groups
+from rsl_tbptt.tools.robot.verify import BundlePolicy, largest_difference, read_golden, verify
+from rsl_tbptt.tools.simulate.policies import groups_of, saved_heads, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -124,6 +126,72 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     assert [value > 10 * TOLERANCE for value in verify(out, [out]).values()] == [kind != "mlp"] * 2
 
 
+def test_the_checkpoint_is_read_once(tmp_path, monkeypatch):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    read, load = [], torch.load
+
+    def noted(file, *args, **options):
+        read.append(file)
+        return load(file, *args, **options)
+
+    monkeypatch.setattr(torch, "load", noted)
+    assert run_export(checkpoint, tmp_path / "out", "--steps", "4") == 0
+    assert len(read) == 1
+
+
+OWN_DISTRIBUTION = """
+import torch
+from rsl_rl.modules.distribution import Distribution
+
+class OneStd(Distribution):
+    def __init__(self, output_dim, limits):
+        super().__init__(output_dim)
+        if len(limits) != output_dim:
+            raise ValueError(limits)
+        self.limits = torch.tensor(limits)
+
+    @property
+    def input_dim(self):
+        return self.output_dim + 1
+
+    def update(self, mlp_output):
+        mean, self.shared_std = self.deterministic_output(mlp_output), mlp_output[..., -1:].exp()
+        self.normal = torch.distributions.Normal(mean, self.shared_std)
+
+    def deterministic_output(self, mlp_output):
+        return self.limits * torch.tanh(mlp_output[..., :-1])
+
+    @property
+    def std(self):
+        return self.shared_std.expand(self.output_dim) if hasattr(self, "normal") else 1 / 0
+"""
+
+
+def test_a_distribution_of_the_users_is_exported(tmp_path, monkeypatch):
+    """It has no module for exports, one option per action and another number of inputs."""
+    (tmp_path / "my_distributions.py").write_text(OWN_DISTRIBUTION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"class_name": "my_distributions:OneStd", "limits": [0.5, 1.0, 2.0]}
+    checkpoint, model = write_checkpoint(
+        tmp_path / "run", MODELS["lstm"] | {"distribution_cfg": own}
+    )
+    out, words = tmp_path / "out", ("--steps", "30", "--target", "c")
+    assert run_export(checkpoint, out, *words, "--trust", "my_distributions") == 0
+    golden = read_golden(out / "golden.npz")
+    np.testing.assert_array_equal(golden["actions"], drawn(model, 30)["actions"])
+    assert max(verify(out, [out]).values()) < TOLERANCE
+
+
+def test_constants_are_folded_and_there_is_one_file(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"] | {"rnn_hidden_dim": 300})
+    assert run_export(checkpoint, tmp_path / "out", "--steps", "2") == 0
+    graph = onnx.load(tmp_path / "out" / "policy.onnx").graph
+    weights = {tensor.name for tensor in graph.initializer}
+    assert all(set(node.input) - weights for node in graph.node if node.op_type != "Constant")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
 def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch, capsys):
     checkpoint, _ = write_checkpoint(tmp_path, MODELS["lstm"])
     monkeypatch.delattr(torch.jit, "script")
@@ -141,10 +209,62 @@ def off(model):
     return model
 
 
+def ours():
+    """Build a policy with two normalised observation groups and images."""
+    torch.manual_seed(0)
+    groups = {"policy": torch.zeros(1, 3), "goal": torch.zeros(1, 3)}
+    groups["camera"] = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    return CNNRNNModel(
+        TensorDict(groups, batch_size=[1]),
+        {"student": [*groups]},
+        "student",
+        NUM_ACTIONS,
+        hidden_dims=[8],
+        rnn_hidden_dim=8,
+        obs_normalization=True,
+        cnn_cfg={"output_channels": [2], "kernel_size": 3},
+        image_scale=1 / 255,
+    ).eval()
+
+
 def without_memory(policy):
     for name, weights in policy.rnn.rnn.named_parameters():
         if "weight_hh" in name:
             weights.data.zero_()
+
+
+def with_groups_swapped(policy):
+    """Swap the two halves of the observations, with their weights and statistics."""
+    layers = policy.rnn.rnn.weight_ih_l0, policy.obs_normalizer._mean, policy.obs_normalizer._std
+    for values in layers:
+        half = policy.obs_dim // 2
+        values.data[:, : 2 * half] = values.data[:, : 2 * half].roll(half, dims=-1)
+
+
+@pytest.fixture(params=["rsl_rl", "ours"])
+def far_off(request, tmp_path):
+    """A policy whose normaliser's statistics are far from mean 0 and deviation 1."""
+    if request.param == "rsl_rl":
+        return off(load_policy(write_checkpoint(tmp_path, MODELS["lstm"])[0]))
+    return off(ours())
+
+
+@pytest.mark.parametrize("fault", [without_memory, with_groups_swapped])
+def test_a_fault_shows_behind_a_normaliser(far_off, fault):
+    expected = drawn(far_off, 16)["actions"]
+    fault(far_off)
+    assert largest_difference(drawn(far_off, 16)["actions"], expected) > 1e-3
+
+
+def test_observations_are_drawn_as_the_normaliser_has_seen_them():
+    policy = off(ours())
+    obs = drawn(policy, 4000)
+    seen = np.concatenate([obs["obs/policy"], obs["obs/goal"]], axis=-1)
+    normalizer: Any = policy.obs_normalizer
+    assert np.abs(seen.mean(0) - normalizer.mean.numpy()).max() < 0.1
+    assert np.abs(seen.std(0) / normalizer.std.numpy() - 1.0).max() < 0.1
+    assert obs["obs/camera"].dtype == np.uint8
+    assert obs["obs/camera"].mean() == pytest.approx(127.5, abs=2.0)
 
 
 def contents(folder):
@@ -237,6 +357,16 @@ def test_a_target_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
     assert run_export(checkpoint, *words) == 1
     assert "has the folders ['unitree_gym'] of an earlier export" in capsys.readouterr().err
     assert run_export(checkpoint, *words, "--target", "unitree_gym") == 0
+
+
+def test_names_may_have_dots(tmp_path, capsys):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    checkpoint = checkpoint.rename(checkpoint.with_name("policy_v1.2.pt"))
+    assert main(["export", "--checkpoint", str(checkpoint), "--steps", "2"]) == 0
+    assert (checkpoint.parent / "exported" / "policy_v1_2" / "policy.onnx").is_file()
+    (tmp_path / "go1.v2").mkdir()
+    assert run_export(checkpoint, tmp_path / "go1.v2", "--steps", "2") == 0
+    assert (tmp_path / "go1.v2" / "policy.onnx").is_file()
 
 
 def test_groups_of_unknown_width_are_joined(tmp_path):

@@ -1,8 +1,11 @@
 """Files are either complete or unchanged."""
 
+import os
+import stat
+
 import pytest
 
-from rsl_tbptt.files import output_path, read_config, write_json
+from rsl_tbptt.files import complete, entry, output_path, read_config, write_json
 
 
 def test_json_is_complete_or_as_before(tmp_path):
@@ -11,6 +14,57 @@ def test_json_is_complete_or_as_before(tmp_path):
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert path.read_text() == '{\n "a": 1\n}\n'
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_is_replaced_when_all_is_written(tmp_path):
+    path = tmp_path / "folder" / "model.onnx"
+    for text in ("old", "new"):
+        with complete(path) as unfinished:
+            unfinished.write_text(text)
+            assert unfinished.suffix == ".onnx"
+    assert path.read_text() == "new"
+    assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
+def test_a_new_name_reaches_the_disk_before_the_writer_continues(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def note(descriptor):
+        names = sorted(os.listdir(tmp_path))
+        synced.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+        if synced[-1] == "folder":
+            assert names == ["value.json"]  # renamed before
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_json(tmp_path / "value.json", 1)
+    assert synced == ["file", "folder"]
+
+
+def test_a_file_system_that_cannot_sync_folders_does_not_fail_the_write(tmp_path, monkeypatch):
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    write_json(tmp_path / "value.json", 1)
+    assert (tmp_path / "value.json").read_text() == "1\n"
+
+
+def half_written(path):
+    with complete(path) as unfinished:
+        unfinished.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        half_written(path)
+    assert path.read_text() == "old"
     assert [*tmp_path.iterdir()] == [path]
 
 
@@ -24,6 +78,33 @@ def test_results_replace_nothing_at_the_default_place(tmp_path, name):
         assert path.parent.is_dir()
         (path if suffix else path / "policy.onnx").write_text("kept")
     assert output_path(default, tmp_path / "other" / name) == default
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    (tmp_path / "exported").mkdir()
+    assert output_path(None, tmp_path / "exported") == tmp_path / "exported"
+
+
+OTHERS = {
+    "a file": lambda path: path.write_text("mine"),
+    "a link to a file": lambda path: path.symlink_to(path.parent / "kept"),
+    "a link to nothing": lambda path: path.symlink_to(path.parent / "new"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_only_results_of_the_same_kind_are_replaced(tmp_path, other):
+    (tmp_path / "kept").write_text("mine")
+    path, default = tmp_path / "result.json", tmp_path / "default.json"
+    path.write_text('{"mark": 1}')
+    assert output_path(path, default, b'"mark"') == path
+    path.write_text("")
+    assert output_path(path, default, b'"mark"') == path
+    path.unlink()
+    other(path)
+    with pytest.raises(ValueError, match=r"which this command has not written, expected a new"):
+        output_path(path, default, b'"mark"')
+    assert output_path(path, default) == path
 
 
 def test_only_an_earlier_folder_of_the_same_kind_is_replaced(tmp_path):
@@ -53,6 +134,16 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"a\.yaml' cannot be read"):
         read_config(tmp_path / "a.yaml")
+
+
+def test_an_entry_has_its_type(tmp_path):
+    config = {"scene": {"num_envs": 3, "seed": True}, "sim": [1]}
+    assert entry(config, "scene.num_envs", int, tmp_path) == 3
+    assert entry(config, "scene.other", int, tmp_path) is None
+    assert entry(config, "other.num_envs", int, tmp_path) is None
+    for place, found in (("scene.seed", "True"), ("scene", "{"), ("sim.dt", r"\[1\]")):
+        with pytest.raises(ValueError, match=rf"is {found}.* in .*, expected "):
+            entry(config, place, int, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["folder", "evaluation.json"])

@@ -7,7 +7,7 @@ from support.inside import networks_of_heads
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.models.one_step import recorded_latents
-from rsl_tbptt.tools.simulate.heads import WatchedHeads
+from rsl_tbptt.tools.simulate.policies import WatchedHeads
 
 DELAY = 2
 HEADS = {
@@ -67,3 +67,26 @@ def test_errors_are_those_of_the_first_episodes():
         squares = torch.stack([(said - true).square() for said, true in pairs]).mean(0)
         assert summary[name]["rmse_by_column"] == pytest.approx(squares.sqrt().tolist())
         assert summary[name]["rmse"] == pytest.approx(squares.mean().sqrt().item())
+
+
+def test_targets_that_an_evaluation_does_not_see_are_left_out():
+    algorithm = make_distillation(
+        TbpttDistillation,
+        6,
+        4,
+        student="mlp",
+        gradient_length=3,
+        auxiliary={"latent": {"target": "teacher:mlp.0"}, "velocity": {"target": "state"}},
+    )
+    saved = algorithm.save()["rsl_tbptt"]["auxiliary"]
+    obs = algorithm.storage.observations[0]
+    for given, heads, expected in (
+        (obs, saved, ["velocity"]),
+        (obs.exclude("state"), saved, []),
+        (obs, {}, []),
+    ):
+        with recorded_latents(algorithm.student) as latents, torch.inference_mode():
+            watched = WatchedHeads(algorithm.student, heads, given, latents)
+            assert watched.summary() == {}  # before the first step
+            watched(given)
+        assert list(watched.summary()) == expected

@@ -114,6 +114,19 @@ def test_groups_have_their_own_length():
     assert found["length"] == 5
 
 
+def test_images_keep_their_type():
+    generator = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 255, (T, N, 1, 2, 2), generator=generator, dtype=torch.uint8)
+
+    def step(state, obs):
+        assert obs["pixels"].dtype == torch.uint8
+        state = torch.cat((obs["pixels"].float().mean((1, 2, 3))[:, None], state[:, :3]), dim=1)
+        return state, state[:, -1:]
+
+    found = measured(HandMade(4, step), *rollout(pixels=pixels))
+    assert found["groups"]["pixels"]["length"] == 3
+
+
 def test_a_policy_without_memory_is_a_result_and_no_error():
     policy: Any = HandMade(1, lambda state, obs: (state, obs["a"]))
     policy.get_hidden_state = lambda: None
@@ -168,6 +181,75 @@ def test_a_poison_that_never_leaves_is_named():
     assert found["length"] == 3
     _, (finding,) = judge_memory(found)
     assert re.match(r"An outlier in 'a' stays in the actions for (\d+) of \1 observed", finding)
+
+
+def holds_the_start(state, obs):
+    """Look back 3 steps, and less strongly at the mean of an episode's first 5."""
+    line = torch.cat((obs["a"], state[:, :3]), dim=1)
+    step, total = state[:, 4:5], state[:, 5:]
+    total = total + torch.where(step < 5, obs["a"], 0.0)
+    return torch.cat((line, step + 1, total), dim=1), 3 * line[:, -1:] + 0.2 * total
+
+
+@pytest.mark.parametrize("episode", [T, 50])
+def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
+    recorded = rollout(episode=episode)
+    found = measured(HandMade(6, holds_the_start), *recorded, gradient_length=24)
+    tail = found["tail"]["steps"]
+    assert found["length"] == 3
+    assert episode - 5 <= tail == found["tail"]["observed"]
+    assert found["groups"]["a"]["start_steps"] > 1  # one of them moves the action too little
+    # No fault and no shorter windows: the task may show a thing once, and what stays is that.
+    assert found["groups"]["a"]["outlier"]["steps"] >= 30
+    looked_at = f"model_1.pt: the policy looks back mostly 3 steps, a tail to at least {tail} steps"
+    assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
+
+
+def test_a_group_that_is_held_excuses_no_other():
+    def step(state, obs):
+        held, action = holds_the_start(state[:, :6], obs)
+        poison = torch.maximum(state[:, 6:], (obs["b"].abs() > 20).float())
+        return torch.cat((held, poison), dim=1), action + 3.0 * poison
+
+    b = torch.randn(T, N, 1, generator=torch.Generator().manual_seed(2))
+    _, (finding,) = judge_memory(measured(HandMade(7, step), *rollout(b=b)))
+    assert finding.startswith("An outlier in 'b' stays")
+
+
+def test_lags_of_too_few_environments_are_not_measured():
+    obs, starts = rollout(episode=20)
+    starts = torch.where(torch.arange(N) < 7, torch.arange(T)[:, None] == 0, starts)
+    found = measured(HandMade(6, holds_the_start), obs, starts)
+    assert 15 <= found["tail"]["steps"] == found["tail"]["observed"] < 20
+
+
+def test_measuring_builds_no_graphs():
+    gain = torch.nn.Parameter(torch.ones(()))
+    states = []
+
+    def step(state, obs):
+        states.append(gain * obs["a"])
+        return states[-1], states[-1]
+
+    measured(HandMade(1, step))
+    assert not any(state.requires_grad for state in states)
+
+
+def test_episodes_end_what_can_be_observed():
+    """A memory of the whole episode is no poison, even if an outlier stays until its end."""
+    found = measured(HandMade(5, latch), *rollout(episode=8))
+    assert found["groups"]["a"]["outlier"]["observed"] <= 7
+    assert judge_memory(found)[1] == []
+
+
+def test_units_that_move_together_count_as_one():
+    def step(state, obs):
+        return torch.cat((obs["a"], -obs["a"], 0.01 * obs["b"], obs["b"]), dim=1), obs["a"]
+
+    b = torch.randn(T, N, 1, generator=torch.Generator().manual_seed(4)) * math.sqrt(2)
+    found = measured(HandMade(4, step), *rollout(b=b))
+    assert (found["units"], found["moving"]) == (4, 3)
+    assert found["effective"] == pytest.approx(2, rel=0.05)  # variances 2 and 2 along two axes
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from support.new_package import readme_commands
 
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt.tools.commands.cli import main
+from rsl_tbptt.tools.commands.new import FILES
 from rsl_tbptt.tools.platforms import PLATFORMS
 
+ROOT = Path(__file__).parents[2]
 NAME = "rail_cart"
 
 
@@ -73,14 +76,44 @@ def test_a_name_of_another_package_is_refused(name, tmp_path, monkeypatch, capsy
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_exists_is_refused_and_stays(tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_exists_is_refused_and_stays(kind, tmp_path, capsys):
     output = tmp_path / "output"
-    output.symlink_to(tmp_path / "nowhere")
+    if kind == "folder":
+        output.mkdir()
+    elif kind == "file":
+        output.touch()
+    else:
+        output.symlink_to(tmp_path / "nowhere")
     words = ["new", NAME, "--platform", "rsl_rl", "--output", str(output)]
     assert main(words) == 1
     error = capsys.readouterr().err
     assert f"The output is {output}, expected a folder that does not exist yet" in error
     assert [*tmp_path.rglob("*")] == [output]
+
+
+def test_a_full_disk_leaves_no_half_package(tmp_path, monkeypatch, capsys):
+    write = Path.write_text
+
+    def full(path, *arguments, **options):
+        if path.name == "agents.py":
+            raise OSError(28, "No space left on device")
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    output = tmp_path / "output"
+    assert main(["new", NAME, "--platform", "isaaclab", "--output", str(output)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"rsl-tbptt new: [Errno 28] No space left on device: '{output}'\n"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_wheel_holds_what_the_command_copies():
+    tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    data = project["tool"]["setuptools"]["package-data"]["rsl_tbptt"]
+    prefix = "tools/commands/new_task/*/"
+    assert {name for name in data if name.startswith(prefix)} == {prefix + name for name in FILES}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from rsl_tbptt.core.memory import MemoryPlan, PeakMemory, Sizes
 from rsl_tbptt.core.scan import free_buffers
@@ -177,19 +178,30 @@ WRONG = {
     "plan --env recall_envs:make --task T": "expected one of both",
     "plan --env recall_envs:make --agent ppo.yaml --num-envs 0": "--num-envs is 0",
     "plan --env recall_envs:make --agent stock.yaml": "The algorithm is PPO, expected one with a",
+    "plan --env recall_envs:make --agent norm.yaml": "has a BatchNorm1d, expected a model without",
     "plan --checkpoint run/model_0.pt": "names 'my_code:Model' as class_name, expected a",
 }
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG.items(), ids=WRONG.keys())
-def test_what_cannot_be_planned_is_said_in_one_line(folder, capsys, line, message):
+def test_what_cannot_be_planned_is_said_in_one_line(folder, monkeypatch, capsys, line, message):
     stock = PPO | {"algorithm": {"class_name": "PPO"}}
     (folder / "stock.yaml").write_text(yaml.safe_dump(stock))
+    (folder / "norm.yaml").write_text(yaml.safe_dump(PPO))
     (folder / "run" / "params").mkdir(parents=True)
     (folder / "run" / "model_0.pt").touch()
     (folder / "run" / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
     run = PPO | {"actor": {**MODEL, "class_name": "my_code:Model"}}
     (folder / "run" / "params" / "agent.yaml").write_text(yaml.safe_dump(run))
+    if "norm" in line:
+        make = type(load_platform("rsl_rl")).make_runner
+
+        def with_batch_norm(*arguments):
+            runner = make(*arguments)
+            runner.alg.actor.mlp.append(nn.BatchNorm1d(1))
+            return runner
+
+        monkeypatch.setattr(type(load_platform("rsl_rl")), "make_runner", with_batch_norm)
     assert main(line.split()) == 1
     error = capsys.readouterr().err
     assert message in error
@@ -208,3 +220,45 @@ def test_a_checkpoint_brings_task_agent_and_environment(folder):
     assert what.agent == PPO
     assert what.noted == folder / "params" / "env.yaml"
     assert planned(folder / "model_0.pt", platform_name="rsl_rl", task="m:f").task.task == "m:f"
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"actor": {**MODEL, "class_name": "os:path.join"}},
+        {"actor": {**MODEL, "distribution_cfg": {"class_name": "rsl_rl.utils:git.Repo"}}},
+        {"algorithm": {**PPO["algorithm"], "symmetry_cfg": {"data_augmentation_func": "a-b:c.d"}}},
+        {"teacher": {"teachers": [{"cfg": {"class_name": "resolve_callable"}}]}},
+    ],
+    ids=str,
+)
+def test_a_runs_config_cannot_name_code_of_others(folder, section):
+    (folder / "params").mkdir()
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(PPO | section))
+    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    (folder / "model_0.pt").touch()
+    with pytest.raises(ValueError, match=r"names '.*' as .*, expected a class of rsl_rl or this"):
+        planned(folder / "model_0.pt")
+
+
+def test_names_of_runs_and_files_are_not_taken_for_code(folder):
+    (folder / "params").mkdir()
+    names = {"load_checkpoint": "model_100.pt", "run_name": "student_v1.2"}
+    run = {**DISTILLATION, **names, "experiment_name": "go1.v2"}
+    run["algorithm"] = {**run["algorithm"], "teacher_checkpoint": "teacher.pt"}
+    run["teacher"] = {"teachers": {"walk": {"cfg": MODEL, "checkpoint": "walk.pt"}}}
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(run))
+    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    (folder / "model_0.pt").touch()
+    assert planned(folder / "model_0.pt").agent == run
+
+
+def test_the_task_is_looked_for_on_the_platform_that_is_installed(monkeypatch):
+    monkeypatch.setattr(
+        type(load_platform("isaaclab")), "registered_agent", lambda self, trained: {"of": trained}
+    )
+    what = planned(None, task="Tbptt-T")
+    assert what.agent == {"of": Trained("Tbptt-T", "rsl_rl_cfg_entry_point")}
+    monkeypatch.setattr("rsl_tbptt.tools.simulate.plan.installed_version", lambda name: None)
+    with pytest.raises(ValueError, match="Neither Isaac Lab nor mjlab is installed"):
+        planned(None, task="T")

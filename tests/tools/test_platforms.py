@@ -5,15 +5,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 import yaml
+from tensordict import TensorDict
 
 from rsl_tbptt.tools.platforms import (
     PLATFORMS,
     Simulation,
     Trained,
+    child_environment,
     executable,
     load_platform,
     platform_of,
@@ -69,6 +73,17 @@ def test_a_note_that_is_none_of_rsl_rl_is_named(checkpoint, text):
     (checkpoint.parent / "run.json").write_text(text)
     with pytest.raises(ValueError, match=r"run\.json.* (as Isaac Lab's note|library is 'skrl')"):
         isaaclab.find_trained(checkpoint)
+
+
+def test_isaac_lab_plays_with_the_task_and_agent(checkpoint):
+    command = isaaclab.play_command(
+        Trained("Tbptt-T", "a"), checkpoint, num_envs=3, device="cuda:1"
+    )
+    assert command == [
+        *("isaaclab", "play", "--rl_library", "rsl_rl", "--task", "Tbptt-T", "--agent", "a"),
+        *("--checkpoint", str(checkpoint), "--num_envs", "3"),
+        *("physics=newton_mjwarp", "--device", "cuda:1", "agent.device=cuda:1"),
+    ]
 
 
 AGENTS = {
@@ -128,9 +143,91 @@ def simulated(platform, task, **options):
     return platform.simulated_env(Simulation(task=task, **options))
 
 
+@pytest.mark.parametrize("platform", [mjlab, rsl_rl_alone])
+def test_overrides_are_refused_where_there_are_none(platform):
+    with pytest.raises(ValueError, match="overrides is"):
+        simulated(platform, "Task", overrides=["presets=depth"]).__enter__()
+
+
 def test_a_task_that_mjlab_does_not_know_is_named(registry):
     with pytest.raises(ValueError, match=r"The task is 'Task', expected one of \['Other'"):
         simulated(mjlab, "Task").__enter__()
+
+
+MAKER = """
+class Env:
+    num_envs, device, max_episode_length, get_observations, step = 2, "cpu", 3, None, None
+
+    def __init__(self, *arguments):
+        self.arguments, self.is_open = arguments, True
+
+    def close(self):
+        self.is_open = False
+
+
+def make(num_envs, seed, device):
+    return Env(num_envs, seed, device)
+"""
+
+
+@pytest.fixture
+def maker(tmp_path, monkeypatch):
+    (tmp_path / "my_maker.py").write_text(MAKER)
+    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+def test_an_environment_is_made_by_the_users_function_and_closed(maker):
+    with simulated(rsl_rl_alone, "my_maker:make") as env:
+        assert env.arguments == (2, 5, "cpu")
+        assert env.is_open
+    assert not env.is_open
+
+
+@pytest.mark.parametrize("name", ["my_maker:other", "other_maker:make", "my_maker", ":make", ""])
+def test_a_function_that_is_not_there_is_named(maker, name):
+    with pytest.raises(ValueError, match=f"--env is '{name}', expected module:function"):
+        simulated(rsl_rl_alone, name).__enter__()
+
+
+def test_what_the_users_module_lacks_is_its_own_matter(maker):
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        simulated(rsl_rl_alone, "needs_more:make").__enter__()
+
+
+class Drawing:
+    """Draws its first observation."""
+
+    def __init__(self, steps=0):
+        self.episode_length_buf = torch.full((2,), steps)
+
+    def get_observations(self):
+        return TensorDict({"policy": torch.randn(2, 3)}, batch_size=[2])
+
+
+class Resetting(Drawing):
+    """Its episodes begin when it is told."""
+
+    def reset(self):
+        self.episode_length_buf.zero_()
+
+
+def test_the_same_seed_starts_the_same_episodes():
+    first, second = (rsl_rl_alone.restart(Drawing(), 5)["policy"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, rsl_rl_alone.restart(Drawing(), 6)["policy"])
+
+
+def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
+    with pytest.raises(ValueError, match="episode_length_buf is not 0 everywhere"):
+        rsl_rl_alone.restart(Drawing(steps=3), 5)
+    assert rsl_rl_alone.restart(Resetting(steps=3), 5)["policy"].shape == (2, 3)
+
+
+def test_rsl_rl_alone_asks_for_what_it_cannot_know(checkpoint):
+    with pytest.raises(ValueError, match="--env module:function"):
+        rsl_rl_alone.find_trained(checkpoint)
 
 
 @dataclasses.dataclass
@@ -189,12 +286,73 @@ def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
         noted.warn_of_others(cfg)
 
 
+def test_a_section_of_another_class_is_named_as_a_whole(tmp_path):
+    physics = {"class_type": "a:Newton", "dt": 0.1}
+    noted, cfg = NotedEnv(noted_env(tmp_path, pose=physics), dataclasses.asdict), EnvCfg(pose={})
+    cfg.pose = {"class_type": "b:PhysX", "dt": 0.2}
+    noted.apply(cfg)
+    assert cfg.pose == {"class_type": "b:PhysX", "dt": 0.2}
+    with pytest.warns(UserWarning, match=r"env\.yaml in pose, expected"):
+        noted.warn_of_others(cfg)
+
+
+def test_what_building_completes_as_in_training_is_no_difference(tmp_path):
+    cfg, noted = (
+        EnvCfg(),
+        NotedEnv(noted_env(tmp_path, kind="/World/envs/env_.*/Robot"), dataclasses.asdict),
+    )
+    noted.apply(cfg)
+    cfg.kind = "/World/envs/env_.*/Robot"
+    noted.warn_of_others(cfg)
+
+
 def test_what_the_user_overrides_is_left_alone(tmp_path, capsys):
     noted = NotedEnv(noted_env(tmp_path, decimation=8, episode_length_s=2.0), dataclasses.asdict)
     cfg = EnvCfg(decimation=4)
     noted.apply(cfg, EnvCfg())
     assert cfg == EnvCfg(decimation=4, episode_length_s=2.0)
     assert "decimation" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("a: [", "cannot be read: "), ("3", "holds 3, expected a mapping")]
+)
+def test_a_noted_environment_that_cannot_be_read_is_refused(tmp_path, text, reason):
+    (tmp_path / "env.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"env\.yaml' {reason}"):
+        NotedEnv(tmp_path / "env.yaml", dataclasses.asdict)
+
+
+def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
+    built = []
+
+    class Env:
+        def __init__(self, cfg, *_, **__):
+            built.append(cfg)
+
+        def close(self):
+            pass
+
+    module = SimpleNamespace(ManagerBasedRlEnv=Env, RslRlVecEnvWrapper=Env)
+    monkeypatch.setattr(mjlab_module, "import_module", lambda _: module)
+    monkeypatch.setattr(mjlab_module, "asdict", dataclasses.asdict)
+    monkeypatch.setattr(Registry, "load_env_cfg", lambda *_: EnvCfg(), raising=False)
+    file = noted_env(tmp_path, decimation=8, seed=9)
+    with simulated(mjlab, "Student", noted=file):
+        assert built[0] == EnvCfg(decimation=8, seed=5, scene=Section(num_envs=2))
+
+
+def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert child_environment("cpu")["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in child_environment("cuda:0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert child_environment("cpu")["OMP_NUM_THREADS"] == "8"
+
+
+def test_missing_program_names_the_remedy():
+    with pytest.raises(FileNotFoundError, match=r"isaaclab extra.*mjlab extra"):
+        executable(["no-such-program"])
 
 
 def test_a_program_is_looked_for_beside_this_python_then_on_the_path(tmp_path, monkeypatch):
@@ -207,5 +365,3 @@ def test_a_program_is_looked_for_beside_this_python_then_on_the_path(tmp_path, m
     assert executable(["isaaclab", "train"]) == [str(beside / "isaaclab"), "train"]
     (beside / "isaaclab").unlink()
     assert executable(["isaaclab", "train"]) == [str(elsewhere / "isaaclab"), "train"]
-    with pytest.raises(FileNotFoundError, match=r"isaaclab extra.*mjlab extra"):
-        executable(["no-such-program"])

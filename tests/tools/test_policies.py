@@ -13,6 +13,7 @@ from rsl_rl.runners import OnPolicyRunner
 from support.trained import load_policy
 from tensordict import TensorDict
 
+from rsl_tbptt.files import read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import load_platform
@@ -68,18 +69,25 @@ PIPE = {"class_name": "pydoc:pipepager", "cmd": "touch ran"}
 DETOURS = [
     "os:system",
     "my_package.models:Model",
+    "my_package.models.Model",
     "rsl_rl.models.mlp_model:torch.nn.Sequential",
+    "rsl_rl.models.mlp_model.torch.nn.Sequential",
     "rsl_rl.utils.utils:importlib.import_module",
+    "rsl_tbptt.tools.commands.cli:main",
     "rsl_tbptt.models:SelectedTeachers",
+    "rsl_rl.runners:OnPolicyRunner",
+    "resolve_callable",
+    "rsl_rl./models:x",
     {"class_name": "MLPModel"},
     None,
 ]
 
 
-def test_a_config_beside_a_checkpoint_runs_nothing(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["export", "evaluate"])
+def test_a_config_beside_a_checkpoint_runs_nothing(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path, distribution_cfg=PIPE)
-    assert main(["export", "--checkpoint", "model_0.pt"]) == 1
+    assert main([command, "--checkpoint", "model_0.pt"]) == 1
     assert not (tmp_path / "ran").exists()
     assert "--trust pydoc" in capsys.readouterr().err
 
@@ -95,7 +103,9 @@ def test_only_models_and_distributions_of_rsl_rl_and_ours_are_loaded(name, neste
     assert not (tmp_path / "imported").exists()
 
 
-@pytest.mark.parametrize("name", ["rsl_rl.models:MLPModel", "rsl_rl.models.mlp_model.MLPModel"])
+@pytest.mark.parametrize(
+    "name", ["MLPModel", "rsl_rl.models:MLPModel", "rsl_rl.models.mlp_model.MLPModel"]
+)
 def test_names_of_rsl_rls_models_need_no_trust(name, tmp_path):
     checkpoint, trained = write_run(tmp_path, class_name=name)
     assert acts_alike(load_policy(checkpoint), trained)
@@ -108,6 +118,12 @@ def test_the_user_can_trust_a_package(name, package, tmp_path, capsys):
     assert main(["export", "--checkpoint", str(checkpoint), "--trust", package]) == 0
     with pytest.raises(ValueError, match=r"--trust my_package"):
         load_policy(checkpoint, trust=["my_pack", "my_package.models.Model.x"])
+
+
+def test_trust_in_a_package_does_not_extend_to_its_imports(package, tmp_path):
+    checkpoint, _ = write_run(tmp_path, class_name=f"{package}.models:torch.nn.Linear")
+    with pytest.raises(ValueError, match=r"is from torch\.nn.*--trust torch"):
+        read_run(checkpoint, trust=[package])
 
 
 def test_a_class_that_a_registered_tasks_config_names_is_loaded(package, tmp_path, monkeypatch):
@@ -212,12 +228,49 @@ def test_a_file_that_contradicts_the_checkpoint_is_refused(tmp_path, told, messa
         read_run(tmp_path / "model_0.pt", agent=agent)
 
 
+@pytest.mark.parametrize(
+    ("told", "missing"),
+    [
+        ({"clip_actions": 1.0}, "actor"),
+        ({"actor": SEES}, "obs_groups.actor"),
+        ({"actor": SEES | {"distribution_cfg": GAUSSIAN}, "obs_groups": GROUPS}, None),
+    ],
+)
+def test_a_checkpoint_of_rsl_rl_alone_needs_the_whole_config(tmp_path, told, missing):
+    runner = runner_of(tmp_path, OnPolicyRunner)
+    checkpoint = torch.load(tmp_path / "model_0.pt")
+    del checkpoint["rsl_tbptt"]
+    torch.save(checkpoint, tmp_path / "model_0.pt")
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told | {"clip_actions": 1.0}))
+    images = {"camera": (1, 6, 5), "depth": (2, 4, 4)}
+    files = (tmp_path / "model_0.pt", tmp_path / "told.yaml", images)
+    if missing is None:
+        assert same_actions(runner, load_policy(*files))
+        return
+    with pytest.raises(ValueError, match=rf"^{missing} is missing in .*told\.yaml, .*--agent FILE"):
+        load_policy(*files)
+
+
+def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
+    runner = runner_of(tmp_path)
+    assert not (tmp_path / "params").exists()
+    (tmp_path / "model_0.pt").unlink()  # a training begins in a folder without any
+    runner.learn(1)
+    config = read_config(tmp_path / "params" / "agent.yaml")
+    assert config["actor"]["image_scale"] == SEES["image_scale"]
+    assert config["actor"]["distribution_cfg"]["class_name"] == "GaussianDistribution"
+    assert config["obs_groups"] == GROUPS
+    assert same_actions(runner, load_policy(tmp_path / "model_0.pt"))
+
+
 ITSELF: dict[str, Any] = {"class_name": "MLPModel"}
 ITSELF["encoder"] = ITSELF
 
 MALFORMED = [
     ({"actor": 5}, r"actor is 5 in .*, expected a mapping"),
+    ({"obs_groups": {"actor": "policy"}}, r"obs_groups\.actor is 'policy' in .*, expected a list"),
     ({"actor": {**MLP, "activation": 7}}, "does not fit"),
+    ({"actor": {**MLP, "distribution_cfg": {"init_std": 1.0}}}, "does not fit"),
     ({"actor": {"class_name": "Nothing"}}, r"'Nothing', expected one that can be imported"),
     ({"actor": {**MLP, "encoder": ITSELF}}, "cannot be read: Circular reference"),
 ]
@@ -233,3 +286,18 @@ def test_a_config_of_another_form_is_named_in_one_line(tmp_path, sections, messa
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert len(error.splitlines()) == 1
+
+
+def test_an_image_without_effect_is_refused(tmp_path):
+    checkpoint, _ = write_run(tmp_path)
+    for name in ("camera", "policy"):
+        with pytest.raises(
+            ValueError, match=rf"--image is {name}=3x8x8, expected one of \[\]|does"
+        ):
+            load_policy(checkpoint, images={name: (3, 8, 8)})
+    (tmp_path / "seeing").mkdir()
+    runner_of(tmp_path / "seeing", OnPolicyRunner)
+    checkpoint = tmp_path / "seeing" / "model_0.pt"
+    assert load_policy(checkpoint, images={"camera": (1, 6, 5)})
+    with pytest.raises(ValueError, match=r"--image is camera=1x6x6, expected \[1, 6, 5\]"):
+        load_policy(checkpoint, images={"camera": (1, 6, 6)})

@@ -28,6 +28,12 @@ def go(clock, seconds, num_steps, lines):
             shown.update(done)
 
 
+@pytest.mark.parametrize("lines", [True, False])
+def test_commands_that_end_within_five_seconds_print_nothing(clock, capsys, lines):
+    go(clock, 0.049, 100, lines)
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("seconds", "num_steps", "num_lines"),
     [

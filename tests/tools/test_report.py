@@ -152,6 +152,19 @@ def test_curves_above_an_evaluation_are_named(run, held_out, end):
     ]
 
 
+def test_a_folder_of_runs_is_a_comparison_of_them(tmp_path, monkeypatch, capsys):
+    runs = [write_run(tmp_path / "logs" / "cart" / name) for name in ("teacher", "student")]
+    (tmp_path / "logs" / "cart" / "teacher" / "videos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "logs"]) == 0
+    assert capsys.readouterr().out == "wrote report.html\n"
+    html = (tmp_path / "report.html").read_text()
+    assert "<h1>2 trainings compared</h1>" in html
+    assert re.findall(r"</svg>(\w+)</li>", html) == ["student", "teacher"]
+    assert main(["report", "logs", str(runs[0])]) == 1
+    assert "expected each once: leave one out" in capsys.readouterr().err
+
+
 def memory(length=2, **changes):
     """Return a result of ``rsl-tbptt memory``, of two groups and a gradient of 16 steps."""
     stay = {"steps": 3, "observed": 150}
@@ -182,6 +195,15 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
     assert expected in text
 
 
+def test_a_memory_that_cannot_be_read_is_named(run, capsys):
+    older = {key: value for key, value in memory().items() if key != "tail"}
+    for content in ("{", "[]", json.dumps({"length": 3}), json.dumps(older)):
+        (run / "memory.json").write_text(content)
+        for command in ("doctor", "report"):
+            assert main([command, str(run)]) == 1
+            assert "memory.json' cannot be read" in capsys.readouterr().err
+
+
 def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
     experiment = tmp_path / "logs" / "rsl_rl" / "cart"
     run = write_run(experiment / "2_student", platform="isaaclab")
@@ -201,6 +223,30 @@ def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
         if program == "rsl-tbptt":
             command_parser().parse_args(words)
     assert "commit robots abababababab with changes" in text
+
+
+def test_commands_of_a_platform_that_is_not_installed_are_left_out(tmp_path, monkeypatch):
+    def physics(task):
+        raise ModuleNotFoundError(name="isaaclab")
+
+    monkeypatch.setattr("rsl_tbptt.tools.platforms.isaaclab.physics", physics)
+    html, _ = page_of(write_run(tmp_path / "run", platform="isaaclab"))
+    assert [*commands_in(html)] == ["play", "evaluate", "export", "judge"]
+
+
+def test_a_folder_with_a_config_alone_has_a_page(tmp_path):
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("seed: 3\n")
+    assert "3" in report([tmp_path]).read_text()
+
+
+def test_a_folder_of_events_alone_has_a_page(tmp_path):
+    with SummaryWriter(log_dir=str(tmp_path)) as writer:
+        writer.add_scalar("Train/mean_reward", float("nan"), 0)
+    html, text = page_of(tmp_path)
+    assert "… checkpoint skipped: no model_" in text
+    assert "No curves to draw" in text
+    assert [*commands_in(html)] == ["judge"]
 
 
 def test_wrong_arguments_are_named(run, tmp_path, capsys):

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.platforms import load_platform
+from rsl_tbptt.tools.platforms import Trained, Training, load_platform
 from rsl_tbptt.tools.platforms.noted import noted_settings
 from rsl_tbptt.tools.runs import resume
 from rsl_tbptt.tools.runs.resume import RunFacts
@@ -79,10 +79,14 @@ def test_latest_prints_a_path_and_nothing_else(run):
 @pytest.mark.parametrize("command", ["latest", "resume"])
 def test_a_folder_without_a_checkpoint_is_named(command, tmp_path, capsys):
     (tmp_path / "model_3.pt").write_bytes(b"half")
-    assert main([command, str(tmp_path)]) == 1
-    shown = capsys.readouterr()
-    assert "holds no valid checkpoint" in shown.err
-    assert shown.out == ""
+    for folder, message in (
+        (tmp_path, "holds no valid checkpoint"),
+        (tmp_path / "no", "not exist"),
+    ):
+        assert main([command, str(folder)]) == 1
+        shown = capsys.readouterr()
+        assert message in shown.err
+        assert shown.out == ""
 
 
 @pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
@@ -161,6 +165,12 @@ def test_the_last_iteration_counts_from_the_checkpoint_that_the_training_loaded(
     assert facts.last_iteration() == expected
 
 
+def test_no_or_fewer_iterations_are_refused(run, settings, capsys):
+    save(run, "model_20.pt", 20)
+    assert main(["resume", str(run), "--iterations", "-5"]) == 1
+    assert "--iterations is -5, expected at least 1" in capsys.readouterr().err
+
+
 def test_what_a_training_changed_are_plain_values_and_the_names_of_others(tmp_path):
     agent = {"seed": 1, "rate": 0.1, "loss": "mse", "sizes": (8, 8), "cfg": None, "gone": 1}
     agent |= {"kind": "RNNModel", "code": "RNNModel"}
@@ -185,9 +195,69 @@ def test_what_a_training_changed_are_plain_values_and_the_names_of_others(tmp_pa
     assert others == ["agent.cfg", "agent.code", "agent.gone", "env.scene.kind", "env.new"]
 
 
+VALUES = {
+    "agent.rate": 1e-05,
+    "agent.clip": None,
+    "agent.check": True,
+    "agent.sizes": (64, 32),
+    "agent.loss": "it's 1, 2",
+    "agent.kind": "my.module:Kind",
+    "agent.number": "12",
+}
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        (
+            isaaclab,
+            [
+                *("agent.rate=1e-05", "agent.clip=null", "agent.check=True", "agent.sizes=[64,32]"),
+                *(r"agent.loss='it\'s 1, 2'", "agent.kind=my.module:Kind", "agent.number='12'"),
+            ],
+        ),
+        (
+            mjlab,
+            [
+                *("--agent.rate", "1e-05", "--agent.clip", "None", "--agent.check", "True"),
+                *("--agent.sizes", "(64, 32)", "--agent.loss", "it's 1, 2"),
+                *("--agent.kind", "my.module:Kind", "--agent.number", "12"),
+            ],
+        ),
+    ],
+)
+def test_settings_are_written_in_the_platforms_form(platform, expected):
+    training = Training(
+        task="Tbptt-T", agent="", num_envs=1, iterations=1, seed=0, run_name="r", settings=VALUES
+    )
+    command = platform.train_command(training, device="cpu")
+    start = command.index(expected[0])
+    assert command[start : start + len(expected)] == expected
+
+
+def test_mjlab_looks_in_the_folder_that_the_run_lies_in(run, monkeypatch):
+    class Registry:
+        load_env_cfg = staticmethod(lambda _: ENV)
+        load_rl_cfg = staticmethod(lambda _: Agent(AGENT))
+
+    class Agent(dict):
+        experiment_name = "other"
+
+    module = "rsl_tbptt.tools.platforms.mjlab"
+    monkeypatch.setattr(f"{module}._registry", Registry)
+    monkeypatch.setattr(f"{module}.asdict", dict)
+    values, others = mjlab.noted_settings(run, Trained("T", ""))
+    assert (values, others) == ({"agent.experiment_name": "cart"}, [])
+
+
 FOREIGN = {
+    "an attribute": "os:path.join",
     "an import of ours": "rsl_tbptt.tools.commands.cli:importlib.import_module",
+    "an import of rsl_rl": "rsl_rl.models.mlp_model:torch.hub.load",
     "with dots": "rsl_rl.models.mlp_model.torch.hub.load",
+    "a file's name": "my-code:run",
+    "a path's start": "my_code.a/b",
+    "a program of ours": "rsl_tbptt.tools.robot.c_code:CPolicy",
     "an option": "--agent.class-name",
     "a reference": "${oc.env:HOME}",
     "nested": ["mse", ["os:path.join"]],
@@ -206,18 +276,40 @@ def test_a_runs_config_cannot_name_code_of_others(value, tmp_path):
     assert {*others} == {f"agent.algorithm.{name}" for name in found}
 
 
+def test_a_simple_class_name_is_that_of_a_class_and_a_path_that_of_a_file(tmp_path):
+    agent = {"class_name": "OnPolicyRunner", "teacher": "none", "logger": {"class_name": "X"}}
+    found = {
+        "class_name": "resolve_callable",
+        "teacher": "logs/rsl_rl/1.0/model_9.pt",
+        "logger": {"class_name": "rsl_tbptt.models.RecurrentModel"},
+    }
+    (tmp_path / "params").mkdir()
+    note(tmp_path, found)
+    (tmp_path / "params" / "env.yaml").write_text("{}")
+    values, others = noted_settings(tmp_path, {"agent": agent, "env": {}}, dict)
+    assert values == {
+        "agent.teacher": found["teacher"],
+        "agent.logger.class_name": "rsl_tbptt.models.RecurrentModel",
+    }
+    assert others == ["agent.class_name"]
+
+
 WRONG_TYPES = {
     "max_iterations": ("many", "max_iterations is 'many' in "),
+    "seed": ([1], r"seed is [1] in "),
     "device": ("cuda:0 agent.class_name=x", "device is 'cuda:0 agent.class_name=x' in "),
+    "run_name": (3, "run_name is 3 in "),
+    "algorithm": ("PPO", "algorithm is 'PPO' in "),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
 @pytest.mark.parametrize("name", WRONG_TYPES)
-def test_values_of_other_types_are_named_in_one_line(name, run, settings, capsys):
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_values_of_other_types_are_named_in_one_line(command, name, run, settings, capsys):
     value, message = WRONG_TYPES[name]
     note(run, AGENT | {name: value})
-    assert main(["resume", str(run)]) == 1
+    assert main([command, str(run)]) == 1
     shown = capsys.readouterr()
     assert message in shown.err
     assert "agent.yaml, expected" in shown.err

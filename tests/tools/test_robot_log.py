@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
+from rsl_tbptt.tools.robot.robot_program import usual_orders
 
 NUM_STEPS = 60
 JOINTS = ["FL_hip", "FR_hip", "FL_knee", "FR_knee"]
@@ -104,6 +105,14 @@ def with_terms(bundle, folder, **entries):
     return folder
 
 
+def test_a_term_that_training_delays_may_be_late(bundle, tmp_path, log):
+    log["raw/policy/turn"] = np.roll(log["raw/policy/turn"], -1, axis=0)
+    assert [fault.kind for fault in diagnosed(bundle, tmp_path, log).faults] == ["late"]
+    [turn, angles] = ROBOT["observation_groups"]["policy"]["terms"]
+    delayed = with_terms(bundle, tmp_path / "b", terms=[turn | {"delay_max_lag": 1}, angles])
+    assert diagnosed(delayed, tmp_path, log).faults == []
+
+
 @pytest.mark.parametrize("order", ["term", "time"])
 def test_histories_are_joined_by_term_or_by_time(bundle, tmp_path, log, order):
     turn, angle = log["raw/policy/turn"][:, :1], log["raw/policy/angles"][:, :2]
@@ -140,15 +149,44 @@ def test_several_faults_are_told_apart(bundle, tmp_path, log):
     }
 
 
-def logged(bundle, wrong=np.positive):
-    """Return the log of a program that gives ``wrong`` angles, and reads sensors for the log.
+def test_groups_that_are_joined_in_the_wrong_order_are_named(bundle, tmp_path, log):
+    obs, goal = log["obs/policy"], log["obs/goal"]
+    swapped = recorded(Policy(bundle), goal, obs, log["reset"])
+    log |= {name: swapped[name] for name in ("actions", "targets")}
+    [fault] = diagnosed(bundle, tmp_path, log).faults
+    assert (fault.kind, fault.text) == (
+        "swapped",
+        "groups are joined in the order goal, policy, expected policy, goal",
+    )
 
-    The robot moves to and fro, at angles about 0.8.
-    """
-    generator, time = np.random.default_rng(0), np.arange(NUM_STEPS)[:, None]
-    values = 0.2 * np.sin(0.4 * time + generator.uniform(0, 7, 6)) + [0, 0, 0.8, 0.8, 0.8, 0.8]
-    raw, read_again = (values + 0.005 * generator.normal(size=values.shape) for _ in range(2))
-    starts = np.arange(NUM_STEPS) % 20 == 0
+
+def test_the_order_of_groups_does_not_depend_on_which_were_logged(bundle, tmp_path, log):
+    obs, goal = log["obs/policy"], log["obs/goal"]
+    for given in ((goal, obs), (obs, goal)):
+        found = log | {"actions": recorded(Policy(bundle), *given, log["reset"])["actions"]}
+        del found["obs/policy"], found["targets"]
+        kinds = [fault.kind for fault in diagnosed(bundle, tmp_path, found).faults]
+        assert kinds == (["swapped"] if given[0] is goal else [])
+
+
+def test_differences_without_a_known_fault_are_reported(bundle, tmp_path, log):
+    log["actions"] = np.tanh(3.0 * log["actions"]) + 0.2
+    log["targets"] = log["actions"] ** 2
+    texts = [fault.text for fault in diagnosed(bundle, tmp_path, log).faults]
+    assert re.match(r"actions: 4 of 4 numbers differ by .* no known fault explains it", texts[0])
+    assert re.match(r"actions/legs: 4 of 4 numbers .* no known fault explains it", texts[-1])
+
+
+def walk(seed=0, deviation=0.2, noise=0.005):
+    """Read twice the sensors of a robot that moves to and fro, at angles about 0.8."""
+    generator, time = np.random.default_rng(seed), np.arange(NUM_STEPS)[:, None]
+    values = deviation * np.sin(0.4 * time + generator.uniform(0, 7, 6)) + [0, 0, *[0.8] * 4]
+    return [values + noise * generator.normal(size=values.shape) for _ in range(2)]
+
+
+def logged(bundle, readings, wrong=np.positive):
+    """Return the log of a program that gives ``wrong`` angles, and reads sensors for the log."""
+    (raw, read_again), starts = readings, np.arange(NUM_STEPS) % 20 == 0
     obs = np.concatenate([0.5 * raw[:, :2], wrong(raw[:, 2:])], axis=1)
     terms = {"raw/policy/turn": read_again[:, :2], "raw/policy/angles": read_again[:, 2:]}
     seen = recorded(Policy(bundle), obs, np.zeros((NUM_STEPS, 6)), starts)
@@ -158,18 +196,54 @@ def logged(bundle, wrong=np.positive):
 DIFFERENT = {
     "degrees": np.rad2deg,
     "default positions not subtracted": lambda angles: angles + np.asarray([0.1, -0.1, 0.8, -1.5]),
+    "a constant": np.zeros_like,
+    "of another robot": lambda angles: walk(99, noise=0.0)[0][:, 2:],
 }
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.005])
 @pytest.mark.parametrize("wrong", DIFFERENT.values(), ids=DIFFERENT)
-def test_observations_that_differ_by_more_than_noise_are_a_failure(bundle, tmp_path, capsys, wrong):
-    np.savez(tmp_path / "a.npz", **logged(bundle, wrong))
+def test_observations_that_differ_by_more_than_noise_are_a_failure(
+    bundle, tmp_path, capsys, wrong, noise
+):
+    readings = walk(noise=noise)
+    np.savez(tmp_path / "a.npz", **logged(bundle, readings, wrong))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
     assert re.search(
         r"FAULT unexplained: policy/angles: [34] of 4 numbers", capsys.readouterr().out
     )
-    np.savez(tmp_path / "b.npz", **logged(bundle))
+    np.savez(tmp_path / "b.npz", **logged(bundle, readings))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "b.npz")]) == 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+def test_a_joint_that_differs_is_a_failure(bundle, tmp_path, noise):
+    log = logged(bundle, walk(noise=noise), lambda angles: angles + 0.1 * (np.arange(4) == 1))
+    [fault] = diagnosed(bundle, tmp_path, log).faults
+    assert fault.text.startswith("policy/angles: 1 of 4 numbers differ by up to 0.1")
+
+
+def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
+    for seed in range(8):
+        readings = walk(seed, deviation=0.0, noise=0.02)
+        found = diagnosed(bundle, tmp_path, logged(bundle, readings))
+        assert found.faults == []
+        assert "policy/turn is not compared: its noise hides it" in found.notes
+
+
+@pytest.mark.parametrize("name", ["raw/policy/angles", "obs/policy"])
+def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
+    log = logged(bundle, walk(), np.negative)
+    log[name][30, -1] = 1e3
+    found = diagnosed(bundle, tmp_path, log)
+    text = "policy/angles: the sign is flipped"
+    assert [fault.text for fault in found.faults if fault.kind == "sign flipped"] == [text]
+
+
+def test_an_action_scale_that_is_a_little_off_is_a_failure(bundle, tmp_path, log):
+    log["targets"] = targets_of(log["actions"] * 0.25 / 0.3)
+    [fault] = diagnosed(bundle, tmp_path, log).faults
+    assert re.match(r"actions/legs: 4 of 4 numbers differ by up to 0.0\d+, and no", fault.text)
 
 
 def test_the_tolerance_decides(bundle, tmp_path, log):
@@ -184,6 +258,8 @@ def test_the_tolerance_decides(bundle, tmp_path, log):
     [
         (["targets"], "Nothing in the log .* targets are not compared: actions are missing"),
         (["obs/policy"], "Nothing in the log .* raw/policy/TERM are not there; actions are not"),
+        (["raw/policy/turn", "raw/policy/angles"], "Nothing in the log .*: they are missing"),
+        (["reset", "actions", "raw/policy/turn"], "Nothing in the log .*: obs/policy is missing"),
     ],
 )
 def test_a_log_with_nothing_to_compare_is_refused(bundle, tmp_path, log, names, message):
@@ -191,10 +267,44 @@ def test_a_log_with_nothing_to_compare_is_refused(bundle, tmp_path, log, names, 
         diagnosed(bundle, tmp_path, {name: log[name] for name in names})
 
 
-def test_a_mistyped_array_is_refused(bundle, tmp_path, log):
-    log["action"] = log.pop("actions")
-    with pytest.raises(ValueError, match="action of the log is unknown: did you mean actions"):
+@pytest.mark.parametrize(
+    ("name", "mistyped"), [("raw/policy/angles", "raw/policy/angels"), ("actions", "action")]
+)
+def test_a_mistyped_array_is_refused(bundle, tmp_path, log, name, mistyped):
+    log[mistyped] = log.pop(name)
+    with pytest.raises(ValueError, match=f"{mistyped} of the log is unknown: did you mean {name}"):
         diagnosed(bundle, tmp_path, log)
+
+
+LEGS = JOINTS[::-1]
+"""The joints as a term orders them that selects all by name."""
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        ({"parameters": {"asset_cfg": {"entity": "robot", "joint_names": LEGS}}}, "FR_hip"),
+        ({"parameters": {}, "function": "joint_pos_rel"}, "FL_knee"),
+        ({"parameters": {}, "function": "my_angles"}, "[2]"),
+        ({"parameters": {"asset_cfg": {"entity": "arm"}}, "function": "joint_pos_rel"}, "[2]"),
+        ({}, "[2]"),
+    ],
+)
+def test_a_joint_is_named_only_where_it_is_certain(bundle, tmp_path, log, term, expected):
+    [turn, angles] = ROBOT["observation_groups"]["policy"]["terms"]
+    angles = {name: value for name, value in angles.items() if name != "parameters"} | term
+    folder = with_terms(bundle, tmp_path / "b", terms=[turn, angles])
+    log["raw/policy/angles"][:, 2] *= -1.0
+    [fault] = diagnosed(folder, tmp_path, {n: v for n, v in log.items() if n != "actions"}).faults
+    assert fault.text == f"policy/angles: the sign of {expected} is flipped"
+
+
+def test_numbers_far_from_those_of_training_are_reported(bundle, tmp_path, log):
+    obs = log["obs/policy"] + np.where(np.arange(6) == 4, 57.3, 0.0)
+    log["raw/policy/angles"] = obs[:, 2:]
+    log |= recorded(Policy(bundle), obs, log["obs/goal"], log["reset"])
+    [note, _] = diagnosed(bundle, tmp_path, log).notes
+    assert re.match(r"obs/policy\[4\] is 57.* on average, in training it was -?0\.\d", note)
 
 
 def test_actions_alone_are_a_replay_of_the_bundles_observations(bundle, tmp_path):
@@ -257,3 +367,12 @@ def test_a_file_that_is_no_log_is_refused(bundle, tmp_path):
     (tmp_path / "robot.csv").write_text("reset,actions[0]\n")
     with pytest.raises(ValueError, match=r"The log has steps .*, at least 2"):
         diagnose_log(bundle, tmp_path / "robot.csv")
+
+
+def test_orders_of_joints_that_others_use():
+    legs = ["FL_hip", "FL_knee", "FR_hip", "FR_knee"]
+    assert {tuple(legs[i] for i in order) for order in usual_orders(legs)} == {
+        ("FL_hip", "FR_hip", "FL_knee", "FR_knee"),
+        ("FR_hip", "FR_knee", "FL_hip", "FL_knee"),
+    }
+    assert usual_orders(["hip"]) == usual_orders([]) == []

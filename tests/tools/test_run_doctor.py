@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import planted_faults
-from support.planted_faults import ScaledRecallEnv, fitted_teacher, recall
+from support.planted_faults import BlindRecallEnv, ScaledRecallEnv, fitted_teacher, recall
 from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt.tools.commands.cli import main
@@ -46,8 +46,14 @@ def findings(run, capsys):
     return wrong
 
 
-def test_a_healthy_student_is_passed(tmp_path, capsys):
-    assert findings(train_student(tmp_path, student={"obs_normalization": True}), capsys) == []
+def test_a_healthy_ppo_run_is_passed(tmp_path, capsys):
+    assert findings(train_ppo(tmp_path), capsys) == []
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_a_healthy_student_is_passed(tmp_path, capsys, normalizes):
+    student = {"obs_normalization": normalizes}
+    assert findings(train_student(tmp_path, student=student), capsys) == []
 
 
 def test_a_learning_rate_ten_times_too_high(tmp_path, capsys):
@@ -72,6 +78,12 @@ def test_a_student_whose_gradient_is_too_short_to_remember(tmp_path, capsys):
     assert "gradient_length covers" in found
 
 
+def test_a_student_that_cannot_see(tmp_path, capsys):
+    (found,) = findings(train_student(tmp_path, env=recall(BlindRecallEnv)), capsys)
+    assert found.startswith("Loss/explained_variance/student is ")
+    assert "obs_groups" in found
+
+
 def test_an_observation_group_of_size_1000(tmp_path, capsys):
     env = scaled(policy=1e3)
     (found,) = findings(train_student(tmp_path, env=env, iterations=20), capsys)
@@ -85,6 +97,7 @@ def test_an_observation_group_of_size_1000(tmp_path, capsys):
     ("normalizes", "scale", "metric"),
     [
         (True, 57.0, "normalized_obs_scale/teacher/privileged"),  # degrees for radians
+        (False, 1e3, "label_scale"),
         (False, 0.0, "label_std"),
     ],
 )
@@ -130,11 +143,35 @@ def log_returns(folder, trained, held_out, error=0.1, **metrics):
 RISING = [float(step) for step in range(80)]
 
 
+@pytest.mark.parametrize(
+    ("held_out", "options"),
+    [
+        ([step - 5.0 for step in RISING], {}),  # within a tenth of the range
+        ([step + 30.0 for step in RISING], {}),
+        ([step - 20.0 for step in RISING], {"error": 15.0}),
+        ([step - 20.0 for step in RISING], {"teacher_action_share": [0.5] * 80}),
+    ],
+)
+def test_held_out_environments_that_return_about_as_much_are_no_problem(
+    tmp_path, capsys, held_out, options
+):
+    assert findings(log_returns(tmp_path, RISING, held_out, **options), capsys) == []
+
+
 def test_a_gap_to_the_held_out_environments_is_named(tmp_path, capsys):
     falling = [*RISING[:40], *(80.0 - step for step in RISING[40:])]
     (found,) = findings(log_returns(tmp_path, RISING, falling), capsys)
     assert found.startswith("Train/mean_reward is 69.5 and Loss/held_out/return 10.5 (its standard")
     assert "learning_rate_updates" in found
+
+
+def test_the_held_out_explained_variance_is_judged_in_place_of_the_trained_one(tmp_path, capsys):
+    bad, good = [0.0] * 120, [0.9] * 120
+    both = {"explained_variance/student": good, "held_out/explained_variance": bad}
+    (found,) = findings(log(tmp_path / "worse", **both), capsys)
+    assert found.startswith("Loss/held_out/explained_variance is 0")
+    both = {"explained_variance/student": bad, "held_out/explained_variance": good}
+    assert findings(log(tmp_path / "better", **both), capsys) == []
 
 
 def test_metrics_with_too_few_updates_are_named(tmp_path, capsys):
@@ -145,10 +182,17 @@ def test_metrics_with_too_few_updates_are_named(tmp_path, capsys):
     assert "no problems found (skipped: 2)" in shown
 
 
-def test_a_metric_that_became_nan_is_named(tmp_path, capsys):
-    nan = float("nan")
-    (found,) = findings(log(tmp_path, surrogate=[0.1, nan], value=[nan, 0.1]), capsys)
-    assert found.startswith("Loss/surrogate is nan, expected a finite number: with non_finite=")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_metric_that_became_nan_or_inf_is_named(tmp_path, capsys, value):
+    (found,) = findings(log(tmp_path, surrogate=[0.1, value], value=[value, 0.1]), capsys)
+    assert found.startswith(
+        f"Loss/surrogate is {value}, expected a finite number: with non_finite="
+    )
+
+
+def test_skipped_updates_are_named(tmp_path, capsys):
+    (found,) = findings(log(tmp_path, skipped_updates=[0.0, 0.0, 3.0]), capsys)
+    assert found.startswith("Loss/skipped_updates is 3, expected 0")
 
 
 def test_the_newest_checkpoint_is_looked_at(tmp_path, capsys):
@@ -163,6 +207,26 @@ def test_the_newest_checkpoint_is_looked_at(tmp_path, capsys):
     (tmp_path / "model_11.pt").write_bytes(b"half of it")
     (found,) = findings(tmp_path, capsys)
     assert "model_11.pt' cannot be read" in found
+
+
+class Evil:
+    """Runs code if a checkpoint is unpickled without checks."""
+
+    def __reduce__(self):
+        return (print, ("code of the checkpoint ran",))
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path, capsys):
+    torch.save({"actor_state_dict": Evil()}, tmp_path / "model_0.pt")
+    assert main(["doctor", str(tmp_path)]) == 1
+    assert "code of the checkpoint ran" not in capsys.readouterr().out
+
+
+def test_a_damaged_config_is_named(tmp_path, capsys):
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("a: [")
+    (found,) = findings(tmp_path, capsys)
+    assert "cannot be read" in found
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])

@@ -7,6 +7,7 @@ import copy
 import json
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.commands import commands
-from rsl_tbptt.tools.robot.rl_sar import rl_sar_config
-from rsl_tbptt.tools.robot.runtime_configs import unitree_config, write_config
-from rsl_tbptt.tools.robot.targets import TARGETS, Exported
+from rsl_tbptt.tools.robot.c_code import Exported
+from rsl_tbptt.tools.robot.runtime_configs import rl_sar_config, unitree_config, write_config
+from rsl_tbptt.tools.robot.targets import TARGETS
 from rsl_tbptt.tools.robot.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit")]
@@ -109,9 +110,9 @@ def bundle(tmp_path_factory):
     return folder, write(folder)
 
 
-def assert_golden(found, golden):
-    expected = golden["actions"]
-    np.testing.assert_allclose(np.reshape(found, expected.shape), expected, 0, TOLERANCE)
+def assert_golden(found, golden, *, close=True):
+    difference = np.abs(np.reshape(found, golden["actions"].shape) - golden["actions"]).max()
+    assert difference < TOLERANCE if close else difference > 100 * TOLERANCE
 
 
 def test_the_command_line_and_the_page_name_every_target(request):
@@ -121,13 +122,57 @@ def test_the_command_line_and_the_page_name_every_target(request):
 
 
 @needs_gxx
-def test_verify_replays_every_target_and_detects_a_fault_in_it(bundle, tmp_path):
-    folder, golden = shutil.copytree(bundle[0], tmp_path / "bundle"), bundle[1]
+@pytest.mark.parametrize("remembers", [True, False])
+def test_verify_replays_every_target_and_detects_a_fault_in_it(bundle, tmp_path, remembers):
+    folder = tmp_path / "bundle"
+    golden = bundle[1] if remembers else write(folder, remembers=False)
+    if remembers:
+        shutil.copytree(bundle[0], folder)
     differences = verify(folder, [folder])
     assert differences.keys() == {"onnx", "torchscript", *TARGETS}
     assert max(differences.values()) < TOLERANCE
     np.savez(folder / "golden.npz", **{**golden, "actions": golden["actions"] + 0.1})
     assert min(verify(folder, [folder]).values()) > 0.01
+
+
+def test_unitree_gym_takes_and_resets_the_policy_as_its_own_lstm(bundle):
+    folder, golden = bundle
+    policy = torch.jit.load(folder / "unitree_gym" / "policy_lstm_1.pt")
+    found = []
+    for reset, obs in zip(golden["reset"], golden["obs/policy"], strict=True):
+        if reset:
+            policy.reset_memory()
+        found.append(policy(torch.from_numpy(obs)[None]).detach().numpy())
+    assert_golden(found, golden)
+
+
+LIBTORCH = r"""
+#include <torch/script.h>
+#include <fstream>
+#include <iostream>
+#include <iomanip>
+
+/* As rl_sar: load the file where an episode starts, then one row in and one tensor out. */
+int main(int argc, char **argv) {
+    std::ifstream data(argv[2]);
+    bool reload = std::string(argv[3]) == "reload";
+    int steps, width;
+    data >> steps >> width;
+    std::cout << std::setprecision(9);
+    torch::jit::Module model = torch::jit::load(argv[1]);
+    torch::autograd::GradMode::set_enabled(false);
+    for (int step = 0; step < steps; ++step) {
+        int reset;
+        data >> reset;
+        std::vector<float> obs(width);
+        for (float &each : obs) data >> each;
+        if (reset && reload) model = torch::jit::load(argv[1]);
+        auto row = torch::tensor(obs, torch::kFloat32).reshape({1, width});
+        auto actions = model.forward({row}).toTensor().contiguous();
+        for (int i = 0; i < actions.numel(); ++i) std::cout << actions.data_ptr<float>()[i] << ' ';
+    }
+}
+"""
 
 
 def write_data(path, golden):
@@ -151,6 +196,27 @@ def run_cpp(program, *words):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not result.returncode, result.stderr
     return [float(word) for word in result.stdout.split()]
+
+
+@needs_gxx
+@pytest.mark.long
+def test_libtorch_runs_rl_sars_file_and_loading_it_anew_resets_it(bundle, tmp_path):
+    root = Path(torch.__file__).parent
+    if not (root / "include" / "torch" / "script.h").exists():
+        pytest.skip("this torch has no headers")
+    folder, golden = bundle
+    api = root / "include" / "torch" / "csrc" / "api" / "include"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    libraries = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    includes = ["-isystem", root / "include", "-isystem", api]
+    program = compile_cpp(tmp_path, LIBTORCH, abi, *includes, *libraries)
+    in_motor_order = [*range(9), 10, 9, 12, 11, 14, 13]  # knee, hip instead of hip, knee
+    golden = {**golden, "obs/policy": golden["obs/policy"][:, in_motor_order]}
+    golden["actions"] = golden["actions"][:, ::-1]
+    write_data(tmp_path / "data", golden)
+    file = folder / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
+    assert_golden(run_cpp(program, file, tmp_path / "data", "reload"), golden)
+    assert_golden(run_cpp(program, file, tmp_path / "data", "go on"), golden, close=False)
 
 
 UNITREE = r"""
@@ -258,23 +324,73 @@ def test_legged_control2_has_matrices_for_states(bundle):
     assert written == of_bundle
 
 
+DEPLOY = "unitree/params/deploy.yaml"
+
+
 def test_configs_have_the_known_values(tmp_path):
-    texts = {}
+    found = []
     for config, gate in ((rl_sar_config, "model_name"), (unitree_config, "joint_ids_map")):
         write_config(tmp_path / gate, metadata_of(ROBOT), config, gate)
-        texts[gate] = (tmp_path / gate).read_text()
-        assert texts[gate].splitlines()[0] == "# m.pt, trained with a control step of 0.02 s."
-        assert texts[gate].count("#") == 1
-    found = yaml.safe_load(texts["model_name"])
-    known = {"num_observations": 15, "clip_obs": float("inf"), "rl_kp": [40.0, 20.0]}
-    known |= {"commands_scale": [2.0, 2.0, 0.5], "default_dof_pos": [-1.4, 0.7]}
-    assert found == found | known
-    found = yaml.safe_load(texts["joint_ids_map"])
-    scales = {name: each["scale"] for name, each in found["observations"].items()}
-    assert (scales["base_ang_vel"], scales["velocity_commands"]) == ([0.25] * 3, [2.0, 2.0, 0.5])
-    known = {"joint_ids_map": [1, 0], "step_dt": 0.02, "stiffness": [40.0, 20.0, 0.0]}
-    known["commands"] = {"base_velocity": {"ranges": RANGES}}
-    assert found == found | known
+        text = (tmp_path / gate).read_text()
+        assert text.splitlines()[0] == "# m.pt, trained with a control step of 0.02 s."
+        assert text.count("#") == 1
+        found.append(yaml.safe_load(text))
+    rl_sar, unitree = found
+    assert rl_sar == {
+        "go2/rsl_tbptt": {
+            "model_name": "policy.pt",
+            "num_observations": 15,
+            "observations": ["ang_vel", "gravity_vec", "commands", "dof_pos", "dof_vel", "actions"],
+            "observations_history": [],
+            "observations_history_priority": "term",
+            "clip_obs": float("inf"),
+            "clip_actions_lower": [],
+            "clip_actions_upper": [],
+            "rl_kp": [40.0, 20.0],
+            "rl_kd": [1.0, 0.5],
+            "fixed_kp": [40.0, 20.0],
+            "fixed_kd": [1.0, 0.5],
+            "num_of_dofs": 2,
+            "wheel_indices": [],
+            "action_scale": [0.3, 0.3],
+            "ang_vel_scale": 0.25,
+            "commands_scale": [2.0, 2.0, 0.5],
+            "dof_pos_scale": 1.0,
+            "dof_vel_scale": 0.05,
+            "default_dof_pos": [-1.4, 0.7],
+            "joint_mapping": [0, 1],
+        }
+    }
+    scales = {name: each["scale"] for name, each in unitree["observations"].items()}
+    assert [*scales.items()] == [
+        ("base_ang_vel", [0.25] * 3),
+        ("projected_gravity", [1.0] * 3),
+        ("velocity_commands", [2.0, 2.0, 0.5]),
+        ("joint_pos_rel", [1.0] * 2),
+        ("joint_vel_rel", [0.05] * 2),
+        ("last_action", [1.0] * 2),
+    ]
+    others = {"params": {}, "clip": None, "history_length": 1}
+    assert all(
+        each == others | {"scale": scales[n]} for n, each in unitree.pop("observations").items()
+    )
+    assert unitree == {
+        "joint_ids_map": [1, 0],
+        "step_dt": 0.02,
+        "stiffness": [40.0, 20.0, 0.0],
+        "damping": [1.0, 0.5, 0.0],
+        "default_joint_pos": [0.7, -1.4],
+        "commands": {"base_velocity": {"ranges": RANGES}},
+        "actions": {
+            "JointPositionAction": {
+                "clip": None,
+                "joint_names": ["hip", "knee"],
+                "scale": [0.3, 0.3],
+                "offset": [0.7, -1.4],
+                "joint_ids": None,
+            }
+        },
+    }
 
 
 BOTH, RL_SAR, UNITREE_ALONE = (True, True), (True, False), (False, True)
@@ -283,9 +399,30 @@ INCOMPLETE = {
         changed(joint_sdk_names=None),
         BOTH,
     ),
+    "expected the first motors of ['arm', 'hip', 'knee']": (
+        changed(joint_sdk_names=["arm", "hip", "knee"]),
+        RL_SAR,
+    ),
     "joint_stiffness is not known": (changed(joint_stiffness=None), BOTH),
+    "actions are [] of ['hip', 'knee']": (changed(actions=None), BOTH),
+    "actions are ['JointPositionAction'] of ['knee']": (
+        with_action(joint_names=["knee"], width=1),
+        BOTH,
+    ),
     "actions are ['JointVelocityAction']": (with_action(kind="JointVelocityAction"), BOTH),
+    "not every observation group tells its terms": (changed(observation_groups=None), BOTH),
     "no observation like heights": (with_terms(*TERMS[:-1], term("heights", "scan", 2)), BOTH),
+    "no observation like base_lin_vel": (
+        with_terms(term("base_lin_vel", "base_lin_vel", 3), *TERMS[1:]),
+        BOTH,
+    ),
+    "no observation like velocity": (
+        with_terms(
+            term("velocity", "builtin_sensor", 3, parameters={"sensor_name": "robot/imu_lin_vel"}),
+            *TERMS[1:],
+        ),
+        BOTH,
+    ),
     "no observation like base_ang_vel": (  # of another sensor
         with_terms(
             term("base_ang_vel", "builtin_sensor", 3, parameters={"sensor_name": "robot/foot"}),
@@ -293,15 +430,64 @@ INCOMPLETE = {
         ),
         BOTH,
     ),
+    "the modifiers of ['w']": (
+        with_terms(term("w", "base_ang_vel", 3, modifiers=[{"name": "bias"}]), *TERMS[1:]),
+        BOTH,
+    ),
+    "which joints joint_pos selects": (
+        with_terms(*TERMS[:3], {k: v for k, v in TERMS[3].items() if k != "parameters"}),
+        BOTH,
+    ),
+    "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": (
+        with_terms(*TERMS[:3], {**TERMS[3], "parameters": {"asset_cfg": {"entity": "ball"}}}),
+        BOTH,
+    ),
     "gravity has the parameter frame: foot": (
         with_terms(TERMS[0], {**TERMS[1], "parameters": {"frame": "foot"}}, *TERMS[2:]),
         BOTH,
     ),
-    "joins histories by time": (with_terms(*TERMS, history_order="time"), UNITREE_ALONE),
+    "joint_pos has the joints ['arm']": (
+        with_terms(
+            *TERMS[:3],
+            term(
+                "joint_pos", "joint_pos_rel", 1, parameters={"asset_cfg": {"joint_names": ["arm"]}}
+            )
+            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["arm"]}}},
+        ),
+        BOTH,
+    ),
+    "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": (
+        with_terms(
+            *TERMS[:4],
+            {**TERMS[4], "parameters": {"asset_cfg": {"joint_names": ["knee", "hip"]}}}
+            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["knee", "hip"]}}},
+        ),
+        UNITREE_ALONE,
+    ),
+    "joins histories by time": (
+        with_terms(*TERMS, history_order="time"),
+        UNITREE_ALONE,
+    ),
     "training clips actions at 1.0": (changed(clip_actions=1.0), UNITREE_ALONE),
     "command is not known to be a velocity": (changed(command_ranges=None), BOTH),
+    "pose is not known to be a velocity": (
+        changed(
+            with_terms(term("pose", "generated_commands", 4, parameters={"command_name": "pose"})),
+            command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES},
+        ),
+        BOTH,
+    ),
     "ROBOT, in this path and below": (changed(name=None), RL_SAR),
     "offsets of actions are [0.0, 0.0]": (with_action(offset=0.0), RL_SAR),
+    "training clips the targets": (with_action(clip=[[-1.0, 1.0]] * 2), RL_SAR),
+    "{'actions': [-5.0, 5.0]}": (
+        with_terms(*TERMS[:-1], term("actions", "last_action", 2, clip=[-5.0, 5.0])),
+        RL_SAR,
+    ),
+    "actions is scaled by [0.5, 0.5]": (
+        with_terms(*TERMS[:-1], term("actions", "last_action", 2, scale=0.5)),
+        RL_SAR,
+    ),
     "joint_pos is scaled by [1.0, 2.0], rl_sar has one": (
         with_terms(*TERMS[:3], {**TERMS[3], "scale": [1.0, 2.0]}),
         RL_SAR,
@@ -451,7 +637,7 @@ def rl_sar_program(folder):
 
 def unitree_program(folder):
     """Return gains by motor, and the step of Unitree's programs."""
-    cfg = yaml.safe_load((folder / "unitree" / "params" / "deploy.yaml").read_text())
+    cfg = yaml.safe_load((folder / DEPLOY).read_text())
     policy: Any = onnxruntime.InferenceSession(folder / "unitree" / "exported" / "policy.onnx")
     ids, [action] = cfg["joint_ids_map"], cfg["actions"].values()
     actions, rows = np.zeros(len(ids)), {name: [] for name in cfg["observations"]}
@@ -492,6 +678,8 @@ REORDERED = {
         {"actions": BACKWARDS, "velocities": BACKWARDS, "positions": FRONT},
         BOTH,
     ),
+    "velocities": ({"velocities": BACKWARDS}, RL_SAR),
+    "history": ({"histories": (3, 3)}, BOTH),
     "histories": ({"histories": (4, 2), "positions": FRONT}, BOTH),
     "history by time": ({"histories": (3, 3), "order": "time"}, RL_SAR),
 }
@@ -517,6 +705,20 @@ def test_programs_send_each_motor_what_training_sends_its_joint_from_the_first_s
             assert program(seen) == pytest.approx(trained(seen), abs=TOLERANCE)
 
 
+def test_entering_rl_sars_policy_again_starts_its_history_again(tmp_path):
+    write(tmp_path, remembers=False, robot=go2(histories=(3, 3)), targets=("rl_sar",))
+    file = tmp_path / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
+    policy = torch.jit.load(file)
+    width = int(policy.order.max()) + 1
+    obs = torch.zeros(1, width)
+    obs[:, policy.order[0]] = 1.0  # the first step: what rl_sar has not seen is 0 there
+    first, second = policy(obs), policy(obs)
+    assert not torch.equal(first, second)
+    policy.reset()
+    assert torch.equal(policy(obs), first)
+    assert torch.equal(torch.jit.load(file)(obs), first)
+
+
 @pytest.mark.parametrize("name", ["../../x", "/x", "..", "a/b", "", "a\nb", "."])
 def test_a_robots_name_cannot_lead_out_of_the_folder(tmp_path, name):
     with pytest.raises(ValueError, match=r"name is .*, expected one such as 'go2'"):
@@ -531,8 +733,13 @@ def test_names_of_a_checkpoint_add_no_lines_to_a_config(tmp_path):
 
 
 UNFIT = {
+    "has the scales": (with_terms(*TERMS), ["legged_control2"]),
     "joint_pos has the scales": (
         with_terms(*PLAIN[:3], {**PLAIN[3], "scale": [1.0, 2.0]}, *PLAIN[4:]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "actions has the scales": (
+        with_terms(*PLAIN[:5], {**PLAIN[5], "scale": 0.5}),
         ["legged_control2", "unitree_gym"],
     ),
     "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), ["unitree_gym"]),
@@ -548,8 +755,20 @@ UNFIT = {
         with_terms(*PLAIN[:3], {**PLAIN[3], "parameters": selecting(["knee", "hip"])}, *PLAIN[4:]),
         ["legged_control2", "unitree_gym"],
     ),
+    "actions move the joints": (
+        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "joint_names": ["knee", "hip"]}]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "offsets of actions are": (
+        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "offset": 0.0}]),
+        ["legged_control2", "unitree_gym"],
+    ),
     "targets of joints are clipped": (
         changed(UNSCALED, actions=[{**ROBOT["actions"][0], "clip": [[-1.0, 1.0]] * 2}]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "command is not known to be a velocity": (
+        changed(UNSCALED, command_ranges=None),
         ["legged_control2", "unitree_gym"],
     ),
 }
@@ -563,6 +782,12 @@ def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(
     for target in targets:
         with pytest.raises(ValueError, match=f"fit the program of '{target}': .*{message}"):
             write_alone(tmp_path, target, robot)
+
+
+def test_two_observations_of_one_name_are_refused():
+    twice = with_terms(term("left", "joint_pos_rel", 1), term("right", "joint_pos_rel", 1))
+    with pytest.raises(ValueError, match=r"joint_pos_rel'\], expected each once"):
+        unitree_config(metadata_of(twice))
 
 
 @pytest.mark.parametrize("target", ["rl_sar", "unitree_gym"])

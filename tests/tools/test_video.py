@@ -50,6 +50,16 @@ def test_a_column_is_a_policy_and_a_row_a_robot(films):
         assert colour(image, 1, row) == (45, 45, 205)
 
 
+def test_an_episode_that_ended_turns_grey_and_keeps_its_last_image(films):
+    kinds = [
+        [len(set(colour(frame(films, index, NUM_FRAMES), 1, row))) for index in range(NUM_FRAMES)]
+        for row in range(2)
+    ]
+    assert kinds == [[2, 2, 1, 1, 1, 1], [2, 2, 2, 2, 1, 1]]
+    assert colour(frame(films, 2, NUM_FRAMES), 1, 0) == colour(frame(films, 5, NUM_FRAMES), 1, 0)
+    assert all(len(set(colour(frame(films, 5, NUM_FRAMES), 0, row))) == 2 for row in range(2))
+
+
 def test_what_a_policy_sees_lies_in_the_lower_right_corner():
     robots = torch.full((2, HEIGHT, WIDTH, 3), 7, dtype=torch.uint8)
     depth = torch.zeros(2, 1, 5, 8)
@@ -68,6 +78,21 @@ def test_what_a_policy_sees_lies_in_the_lower_right_corner():
     assert (seen[:, :-height, right:] == 7).all()
     assert (robots == 7).all()
     assert torch.equal(with_seen(robots, []), robots)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([(1, 9, 16)] * 3, (45, WIDTH)),  # less than their usual width
+        ([(1, 200, 20)], (HEIGHT, 18)),
+        ([(1, 1, 360), (1, 400, 1)], (HEIGHT, SEEN_WIDTH + 1)),  # scans
+    ],
+)
+def test_any_number_and_shape_of_images_fits(shapes, expected):
+    robots = torch.full((2, HEIGHT, WIDTH, 3), 7, dtype=torch.uint8)
+    seen = with_seen(robots, [torch.zeros(2, *shape) for shape in shapes])
+    changed = (seen[0] != 7).all(dim=-1)
+    assert (int(changed.any(dim=1).sum()), int(changed.any(dim=0).sum())) == expected
 
 
 @pytest.mark.parametrize("name", ["video.gif", "video.webp"])

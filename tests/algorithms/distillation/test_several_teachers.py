@@ -336,7 +336,7 @@ UNFIT = [
 def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, change, message):
     algorithm = make({**config, "walk": {**config["walk"], **change}})
     before = {name: v.clone() for name, v in algorithm.teacher.state_dict().items()}
-    for start in (lambda: bool(algorithm.teacher_loaded), lambda: algorithm.act(None)):
+    for start in (algorithm.lazy_teacher.start_training, lambda: algorithm.act(None)):
         with pytest.raises(ValueError, match=message):
             start()
     assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
@@ -345,9 +345,9 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, 
 def test_files_are_read_once_when_training_starts(config, monkeypatch):
     algorithm = make(config)
     assert not algorithm.teacher.loaded
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     monkeypatch.setattr(teacher_group, "read_checkpoint", None)
-    assert algorithm.teacher_loaded  # learn() is called again
+    algorithm.lazy_teacher.start_training()  # learn() is called again
     roll_out(algorithm, *random_rollout(0, len(config)))
 
 
@@ -374,7 +374,7 @@ def test_a_checkpoint_brings_all_teachers_and_needs_no_file(config):
 
 def test_teachers_are_known_by_their_names_not_by_their_order(config):
     algorithm = make(config)
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     turned = make({name: config[name] for name in reversed(ALL)})
     turned.load(copy.deepcopy(algorithm.save()), None, strict=True)
     for name, model in load_alone(config).items():
@@ -384,7 +384,7 @@ def test_teachers_are_known_by_their_names_not_by_their_order(config):
 
 def test_a_checkpoint_of_other_teachers_is_refused(config):
     algorithm = make(config)
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     before, saved = parameters_of(algorithm), algorithm.save()
     teacher = saved["teacher_state_dict"]
     fewer = {key: tensor for key, tensor in teacher.items() if "hop" not in key}
@@ -400,7 +400,7 @@ def test_a_checkpoint_of_other_teachers_is_refused(config):
 
 def test_a_checkpoint_loads_where_rsl_rl_runs_them(config):
     ours, stock = make(config), make(config, algorithm=Distillation, gradient_length=3)
-    assert ours.teacher_loaded
+    ours.lazy_teacher.start_training()
     stock.load(copy.deepcopy(ours.save()), None, strict=True)
     ours.load(copy.deepcopy(stock.save()), None, strict=True)
     assert stock.teacher_loaded

@@ -2,10 +2,10 @@
 
 import pytest
 from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.launches import Launches, kernels_without_work
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from scripts.benchmark.launches import Launches, kernels_without_work
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -79,3 +79,17 @@ def test_an_optimiser_step_of_ppo_launches_little(monkeypatch):
         algorithm.update()
     assert len(counts) == 4
     assert 4 * 24 * 2 < counts[-1] <= MOST_LAUNCHES  # the first one also measures health
+
+
+def test_kernels_that_compute_nothing_are_counted_like_those_that_do():
+    pytest.importorskip("triton", reason="this torch came without Triton")
+
+    def names(engine):
+        with engine():
+            algorithm, fill, _ = distillation(3, "lstm")
+            fill(algorithm, 0)
+            with Launches() as launches:
+                algorithm.update()
+        return launches.names
+
+    assert names(kernels_without_work) == names(triton_engine_on_cpu)

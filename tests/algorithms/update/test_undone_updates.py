@@ -493,13 +493,13 @@ def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
         options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
         algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
         model, replay, roll = algorithm.student, algorithm._student.replay, roll_out
-    sizes, split = [], replay.sizes
+    sizes, accumulate = [], replay.accumulate
 
-    def watched(num_envs, num_micro_batches):
-        sizes.append(num_envs / num_micro_batches)
-        return split(num_envs, num_micro_batches)
+    def watched(group, batch, *args, num_micro_batches, **options):
+        sizes.append(batch.num_envs / num_micro_batches)
+        return accumulate(group, batch, *args, num_micro_batches=num_micro_batches, **options)
 
-    monkeypatch.setattr(replay, "sizes", watched)
+    monkeypatch.setattr(replay, "accumulate", watched)
     for seed in range(2):
         roll(algorithm, seed)
         algorithm.update()

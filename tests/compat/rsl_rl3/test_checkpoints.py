@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from rsl_rl.algorithms import PPO, Distillation
 from support.older_checkpoints import as_policy
 from support.policy_era import (
     make_actor_critic,
     make_distillation,
     make_ppo,
     make_student_teacher,
+    parameters_of,
     roll_out,
 )
 
@@ -53,9 +55,9 @@ def teacher_run(kind="mlp", **policy_kwargs):
     return {"model_state_dict": policy.state_dict(), "iter": 7, "infos": None}
 
 
-def trained(make, algorithm_class, **options):
+def trained(make, algorithm_class, updates=2, **options):
     algorithm = make(algorithm_class, **SIZES, **options)
-    for seed in range(2):
+    for seed in range(updates):
         roll_out(algorithm, seed)
         algorithm.update()
     return algorithm
@@ -122,6 +124,61 @@ def test_a_student_is_resumed_without_the_file_of_its_teacher():
         roll_out(fresh, 0)
 
 
+def test_a_teacher_of_another_activation_is_refused(tmp_path):
+    file = saved(tmp_path, teacher_run("mlp"))
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("policy: {activation: relu}")
+    algorithm = make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+    with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
+        roll_out(algorithm, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "ours", "stock"),
+    [(make_distillation, TbpttDistillation, Distillation), (make_ppo, TbpttPPO, PPO)],
+)
+def test_rsl_rl_reads_our_checkpoint_and_we_read_its(make, ours, stock):
+    for writer_class, reader_class in ((ours, stock), (stock, ours)):
+        writer, reader = trained(make, writer_class), make(reader_class, **SIZES)
+        assert load(reader, checkpoint_of(writer))
+        assert torch.equal(parameters_of(reader), parameters_of(writer))
+        moments = [
+            torch.stack([s["exp_avg"].norm() for s in algorithm.optimizer.state.values()])
+            for algorithm in (reader, writer)
+        ]
+        torch.testing.assert_close(*moments)
+        roll_out(reader, 0)
+        reader.update()
+
+
+def test_the_schedule_of_the_teachers_actions_continues_after_a_resume():
+    options: dict[str, Any] = {"teacher_action_share": 1.0, "teacher_action_updates": 4}
+    resumed = make_distillation(TbpttDistillation, **SIZES, **options)
+    load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation, **options)))
+    roll_out(resumed, 0)
+    assert resumed.update()["teacher_action_share"] == 0.5
+    fresh = make_distillation(TbpttDistillation, **SIZES, **options)
+    load(fresh, checkpoint_of(trained(make_distillation, Distillation)))
+    roll_out(fresh, 0)
+    assert fresh.update()["teacher_action_share"] == 1.0
+
+
+def test_learning_rate_and_penalty_continue_after_a_resume():
+    options: dict[str, Any] = {
+        "policy_loss": "kl_penalty",
+        "schedule": "fixed",
+        "kl_penalty_coef": 3.0,
+    }
+    writer = trained(make_ppo, TbpttPPO, **options)
+    writer.optimizer.param_groups[0]["lr"] = 2e-4
+    resumed = make_ppo(TbpttPPO, **SIZES, **options)
+    load(resumed, checkpoint_of(writer))
+    assert resumed.learning_rate == 2e-4
+    kept = writer.gradient.policy_loss.kl_coef
+    assert kept != 3.0
+    assert resumed.gradient.policy_loss.kl_coef == kept
+
+
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
 def test_a_distilled_student_becomes_the_actor(kind):
     student = trained(
@@ -154,3 +211,12 @@ def test_a_distilled_student_becomes_the_actor(kind):
         roll_out(algorithm, seed)
         algorithm.update()
         assert torch.equal(algorithm.policy.actor[0].weight, held) is is_held
+
+
+def test_a_student_that_does_not_fit_changes_nothing():
+    student = trained(make_distillation, TbpttDistillation, student="lstm")
+    algorithm = make_ppo(TbpttPPO, **SIZES, kind="mlp")
+    before = parameters_of(algorithm)
+    with pytest.raises(ValueError, match="give the policy the class and 'rnn_type'"):
+        load(algorithm, checkpoint_of(student))
+    assert torch.equal(parameters_of(algorithm), before)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.modules import ActorCriticRecurrent, StudentTeacherRecurrent
 from rsl_rl.runners import distillation_runner, on_policy_runner
 from support.policy_era import (
+    OBS_GROUPS,
     make_actor_critic,
     make_distillation,
     make_obs,
@@ -115,3 +117,37 @@ def test_a_model_is_its_network_of_the_policy(kind, kwargs):
     torch.testing.assert_close(actor(obs), policy.act_inference(obs), **SAME_FLOAT32)
     ids = {id(p) for model in (actor, critic) for p in model.parameters()}
     assert ids == {id(p) for p in seen.parameters()}
+
+
+def test_a_policy_with_its_own_forward_pass_is_refused():
+    class Clipped(ActorCriticRecurrent):
+        def act_inference(self, obs):
+            return super().act_inference(obs).clamp(-1, 1)
+
+    policy = Clipped(make_obs(1), OBS_GROUPS, 2)
+    algorithm = TbpttPPO(policy)
+    with pytest.raises(NotImplementedError, match="The policy is a Clipped with its own forward"):
+        algorithm.init_storage("rl", 4, 6, make_obs(4), [2])
+
+
+def test_a_memoryless_teacher_of_a_recurrent_student_gets_its_own_observations():
+    def policy():
+        return StudentTeacherRecurrent(make_obs(1), OBS_GROUPS, 2, rnn_hidden_dim=6)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        policy().evaluate(make_obs(4))  # rsl_rl 3.1.2 gives it inputs of the hidden size
+    algorithm = TbpttDistillation(policy(), gradient_length=3)
+    algorithm.init_storage("distillation", 4, 6, make_obs(4), [2])
+    assert algorithm.policy.evaluate(make_obs(4)).shape == (4, 2)
+    assert algorithm.policy.teacher[0].weight.shape == (256, 7)
+    optimised = {id(p) for group in algorithm.optimizer.param_groups for p in group["params"]}
+    assert optimised == {id(p) for p in algorithm.policy.parameters()}
+
+
+def test_an_option_changes_in_the_algorithm_or_says_that_it_cannot():
+    training = make_ppo(TbpttPPO, **SIZES)
+    training.entropy_coef, training.learning_rate = 0.5, 1e-5
+    assert training.algorithm.options.entropy_coef == training.entropy_coef == 0.5
+    assert training.algorithm.optimizer.param_groups[0]["lr"] == 1e-5
+    with pytest.raises(AttributeError, match="num_mini_batches is 2, expected 4, for which"):
+        training.num_mini_batches = 2

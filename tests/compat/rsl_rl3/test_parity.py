@@ -85,3 +85,51 @@ def test_ppo_leaves_equal_parameters(kind, options):
     assert ours.learning_rate == pytest.approx(stock.learning_rate)
     for name, value in expected_metrics.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.usefixtures("in_order")
+def test_rnd_leaves_equal_parameters():
+    # Without memory: with a recurrent policy rsl_rl also trains the predictor on padding.
+    def rnd_cfg():  # rsl_rl takes an entry out of it
+        return {
+            "num_states": 7,
+            "obs_groups": {"rnd_state": ["state"]},
+            "num_outputs": 3,
+            "predictor_hidden_dims": [4],
+            "target_hidden_dims": [4],
+            "weight": 0.5,
+            "learning_rate": 1e-2,
+        }
+
+    shared = {"num_steps": 9, "num_envs": 8, "kind": "mlp", "num_learning_epochs": 2}
+    expected, stock, expected_metrics = train(make_ppo, PPO, rnd_cfg=rnd_cfg(), **shared)
+    parameters, ours, metrics = train(
+        make_ppo, TbpttPPO, rnd_cfg=rnd_cfg(), shuffle_envs=False, **shared
+    )
+    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    assert metrics["rnd"] == pytest.approx(expected_metrics["rnd"], rel=1e-3)
+    for value, want in zip(ours.rnd.parameters(), stock.rnd.parameters(), strict=True):
+        torch.testing.assert_close(value, want, **PARITY_FLOAT32)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_symmetry_leaves_equal_parameters():
+    def mirror(env, obs=None, actions=None):
+        doubled = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
+        return doubled, None if actions is None else torch.cat((actions, -actions))
+
+    def symmetry_cfg():
+        return {
+            "use_data_augmentation": True,
+            "use_mirror_loss": True,
+            "mirror_loss_coeff": 0.5,
+            "data_augmentation_func": mirror,
+            "_env": None,
+        }
+
+    shared = {"num_steps": 9, "num_envs": 8, "kind": "mlp", "num_learning_epochs": 2}
+    expected, _, expected_metrics = train(make_ppo, PPO, symmetry_cfg=symmetry_cfg(), **shared)
+    parameters, _, metrics = train(make_ppo, TbpttPPO, symmetry_cfg=symmetry_cfg(), **shared)
+    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    metrics = {name: metrics[name] for name in expected_metrics}
+    assert metrics == pytest.approx(expected_metrics, rel=1e-3)

@@ -12,6 +12,7 @@ from support.scan_cases import D, H, assert_all_close, make_case, values_and_gra
 from support.tolerances import EXACT_FLOAT64
 from torch import nn
 
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.scan import CELLS, Cell, is_supported, recurrent_scan, register
 from rsl_tbptt.core.scan.cells import OF_TORCH
 
@@ -92,6 +93,29 @@ def test_one_step_of_sru_by_hand(engine, device):
     assert isinstance(last, tuple)
     assert last[1].item() == pytest.approx(expected_c, rel=1e-12)
     assert outputs.item() == pytest.approx(sigmoid(o) * math.tanh(expected_c), rel=1e-12)
+
+
+def test_layers_run_a_window_as_torchs_do():
+    rnn, inputs, state, starts = make_case("SRU", 2, 4, 3, 0.0)
+    for given in (state, None):
+        outputs, last = rnn(inputs, given)
+        expected, expected_last = recurrent_scan(rnn, inputs, given, starts, "reference")
+        found, wanted = [outputs, *as_tensors(last)], [expected, *as_tensors(expected_last)]
+        assert_all_close(found, wanted, **EXACT_FLOAT64)
+
+
+def test_the_forget_gate_starts_open():
+    bias = CELLS["SRU"](D, H).get_parameter("bias_ih_l0").view(5, H)
+    assert bias.sum(dim=1).tolist() == [0.0, H, 0.0, 0.0, 0.0]
+
+
+def test_an_operation_that_no_compiler_knows_is_left_to_the_reference(registered):
+    def rectified(gates, state):
+        return (torch.relu(gates[0]),)
+
+    rnn, starts = registered(Cell("RELU", rectified, gates=1))(D, H), torch.zeros(2, 1).bool()
+    with pytest.warns(UserWarning, match="takes 'reference' for a RELU"):
+        recurrent_scan(rnn, torch.zeros(2, 1, D), None, starts)
 
 
 def test_only_registered_cells_run_and_torchs_names_are_taken(registered):

@@ -1,18 +1,22 @@
 """The compiled engine: its functions, its products, what it keeps of weights, and its buffers."""
 
 import math
+import os
 
 import pytest
 import torch
 from torch import nn
 
 from rsl_tbptt.core import scan
+from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import (
     CELLS,
     ENGINES,
     cpu,
+    free_buffers,
     products,
     recurrent_scan,
+    unchanged_weights,
 )
 
 pytestmark = pytest.mark.engines("compiled")
@@ -70,7 +74,7 @@ def test_operands_are_rounded_as_torch_rounds():
 
 
 def test_float32_equals_float64_up_to_rounding(engine, cell):
-    for seed in range(5):
+    for seed in range(20):
         scan.check_against_reference(ENGINES[engine], cell, CPU, torch.float32, 40 * EPSILON, seed)
 
 
@@ -97,11 +101,24 @@ def scan_once(engine):
     return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
 
 
-@pytest.mark.parametrize("command", ["no-such-compiler", "false"])
+def test_the_compiler_may_have_options_and_a_launcher(compile_with):
+    compile_with(f"env {os.environ.get('CC', 'cc')} -g")
+    scan_once("compiled")
+
+
+@pytest.mark.parametrize("command", ["no-such-compiler", "false", ""])
 def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
     compile_with(command)
     with pytest.raises(NotImplementedError, match=f"scan_engine 'compiled' needs .*'{command}'"):
         scan_once("compiled")
+
+
+def test_other_half_precision_is_left_to_the_reference():
+    rnn, x = nn.LSTM(2, 3).bfloat16(), torch.zeros(1, 4, 2).bfloat16()
+    with pytest.raises(NotImplementedError, match="'compiled' has no"):
+        recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0, "compiled")
+    with pytest.warns(UserWarning, match="takes 'reference'"):
+        recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0)
 
 
 T, N, D, H = 5, 6, 3, 4
@@ -132,6 +149,20 @@ def test_nothing_is_kept_of_weights_that_may_change(engine, cell, library):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("own", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
+def test_what_is_prepared_is_shared_by_windows_and_not_by_layers(engine, cell, library, own):
+    torch.manual_seed(2)
+    rnns = [CELLS[cell](D, H) for _ in range(2)]
+    for name, weight in rnns[0].named_parameters():
+        if name != own:
+            setattr(rnns[1], name, weight)
+    cases = [(rnn, engine, num_envs) for rnn in rnns for num_envs in (N, 2 * N)] * 2
+    with unchanged_weights():
+        found = [gradients(*case) for case in cases]
+    for case, shared in zip(cases, found, strict=True):
+        assert all(map(torch.equal, shared, gradients(*case)))
+
+
 def matrix(rows, columns, *, seed, is_transposed=False, margin=0):
     """Return a random matrix; with a margin, a part of the columns of a larger one."""
     generator = torch.Generator().manual_seed(seed)
@@ -152,7 +183,18 @@ def test_products_of_two_matrices(library, is_transposed, margin):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_envs", [1, 64])
+@pytest.mark.parametrize("kept_in", [torch.float32, torch.float64])
+def test_a_product_in_a_given_buffer_has_its_dtype(library, kept_in):
+    left, right, out = (
+        matrix(70, 33, seed=0),
+        matrix(33, 40, seed=1),
+        torch.zeros(70, 40).to(kept_in),
+    )
+    products.multiply(left, right, out=out)
+    torch.testing.assert_close(out.double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_envs", [1, 7, 64])
 def test_products_of_a_step(library, num_envs):
     factor, rows = matrix(33, 40, seed=0), matrix(num_envs, 33, seed=1)
     out = torch.empty(num_envs, 40)
@@ -162,7 +204,26 @@ def test_products_of_a_step(library, num_envs):
     torch.testing.assert_close(product.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_onednn_multiplies_large_float32_matrices_on_processors_of_amd(monkeypatch):
+    monkeypatch.setattr(products, "has", lambda _: True)
+    for is_of_amd, large in ((True, "oneDNN"), (False, "MKL")):
+        monkeypatch.setattr(products, "_is_of_amd", lambda is_of_amd=is_of_amd: is_of_amd)
+        assert products.library_for(torch.float32, 2**20) == large
+        assert products.library_for(torch.float32, 2**20 - 1) == "MKL"
+        assert products.library_for(torch.float64, 2**30) == "torch"
+        assert products.library_for(torch.bfloat16, 2**30) == "torch"
+    monkeypatch.setattr(products, "has", lambda _: False)
+    assert products.library_for(torch.float32, 2**20) == "torch"
+
+
 FLOAT, M = torch.float32, 64
+
+
+@pytest.fixture(autouse=True)
+def _no_free_buffers():
+    free_buffers()
+    yield
+    free_buffers()
 
 
 def inputs(seed=0):
@@ -177,3 +238,32 @@ def gradient(rnn, x, engine):
     """Return the gradient of the weights for one scan that runs alone."""
     outputs, _ = recurrent_scan(rnn, x, None, starts(), engine)
     return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
+
+
+def test_the_next_window_takes_the_buffers_of_the_last(engine, cell):
+    rnn = CELLS[cell](D, H)
+    peaks = []
+    for _ in range(3):
+        with PeakMemory() as memory:
+            gradient(rnn, inputs(), engine)
+        peaks.append(memory.peak)
+    assert peaks[1] == peaks[2]
+    assert peaks[0] - peaks[1] >= T * M * 4 * H * FLOAT.itemsize  # the gates, at least
+
+
+def test_buffers_are_free_after_the_backward_pass_though_its_results_live(engine, cell):
+    rnn = CELLS[cell](D, H)
+    outputs, _ = recurrent_scan(rnn, inputs(), None, starts(), engine)
+    loss = outputs.square().sum()
+    loss.backward()
+    with PeakMemory() as memory:
+        recurrent_scan(rnn, inputs(), None, starts(), engine)
+    assert memory.peak < T * M * 4 * H * FLOAT.itemsize
+    assert outputs.grad_fn is not None
+
+
+def test_a_buffer_of_inference_mode_is_not_kept(engine, cell):
+    rnn = CELLS[cell](D, H)
+    with torch.inference_mode():
+        recurrent_scan(rnn, inputs(), None, starts(), engine)
+    assert all(torch.isfinite(g).all() for g in gradient(rnn, inputs(), engine))

@@ -1,5 +1,7 @@
 """Float32 products of a scan on CUDA have the precision of torch's own layers: cuDNN's switch."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.scan_cases import make_case
@@ -81,6 +83,17 @@ def test_each_setting_of_cudnn_is_followed(setting):
 
 
 @needs_new_settings
+@pytest.mark.parametrize("products", ["tf32", "ieee", "none"])
+def test_the_precision_of_products_comes_back(products):
+    backends.cuda.matmul.fp32_precision = products
+    for allowed in (False, True):
+        by_layers(allowed)
+        with pytest.raises(ZeroDivisionError), products_as_in_layers():
+            raise ZeroDivisionError
+        assert backends.cuda.matmul.fp32_precision == products
+
+
+@needs_new_settings
 @pytest.mark.engines("triton")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed, device):
@@ -96,3 +109,17 @@ def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allow
         assert num_forward < len(products.seen)
     assert set(products.seen) == {allowed}
     assert products_in_tf32() != allowed
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("before", ["highest", "medium"])
+def test_the_settings_of_torch_before_2_9(monkeypatch, allowed, before):
+    cudnn = SimpleNamespace(enabled=True, allow_tf32=allowed, rnn=SimpleNamespace())
+    torch.set_float32_matmul_precision(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(backends.cuda, "matmul", SimpleNamespace())
+        patch.setattr(backends, "cudnn", cudnn)
+        assert tf32_in_layers() == allowed
+        with products_as_in_layers():
+            assert (torch.get_float32_matmul_precision() != "highest") == allowed
+        assert torch.get_float32_matmul_precision() == before

@@ -8,6 +8,7 @@ from support.scan_cases import D, H, make_case
 from torch import nn
 
 from rsl_tbptt.core import scan
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.scan import ENGINES, Engine, is_supported, recurrent_scan, reference_scan
 
 CPU = torch.device("cpu")
@@ -22,10 +23,20 @@ def wrong_values(*arguments):
     return 1.01 * outputs, state
 
 
+def wrong_last_state(*arguments):
+    outputs, state = reference_scan(*arguments)
+    hidden, cell = as_tensors(state)
+    return outputs, (hidden, 1.01 * cell)
+
+
 def wrong_gradient(*arguments):
     outputs, state = reference_scan(*arguments)
     outputs.register_hook(lambda gradient: 1.01 * gradient)
     return outputs, state
+
+
+def ignores_episode_starts(rnn, inputs, state, episode_starts, cuts):
+    return reference_scan(rnn, inputs, state, torch.zeros_like(episode_starts), cuts)
 
 
 def ignores_cuts(rnn, inputs, state, episode_starts, cuts):
@@ -56,7 +67,9 @@ def choose(monkeypatch, scan_of_engine, dtype=torch.float32, cell="LSTM"):
     [
         raises,
         wrong_values,
+        wrong_last_state,
         wrong_gradient,
+        ignores_episode_starts,
         ignores_cuts,
         right_once,
     ],
@@ -68,6 +81,16 @@ def test_an_engine_that_fails_the_comparison_is_passed_over(monkeypatch, wrong):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
         recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, dtype=torch.float32))
+
+
+def test_an_interrupted_comparison_chooses_nothing(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        choose(monkeypatch, interrupted)
+    with pytest.warns(UserWarning, match="takes 'reference'"):
+        assert choose(monkeypatch, wrong_values) == "reference"
 
 
 def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype(monkeypatch):
@@ -88,6 +111,30 @@ def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype(monkeypatch):
     assert num_scans == 5 + 3 * (2 + 1)
 
 
+def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch):
+    """A comparison would break the capture; the choice is made later."""
+    cuda = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(scan, "check_against_reference", raises)
+    assert scan.fastest_engine("LSTM", cuda, torch.float32) == "reference"
+    assert not scan._chosen
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(scan, "check_against_reference", lambda *case: None)
+    assert scan.fastest_engine("LSTM", cuda, torch.float32) == "triton"
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_check_leaves_no_trace(mode, monkeypatch):
+    case = make_case("LSTM", 1, 4, 3, 0.3)
+    state = torch.get_rng_state()
+    monkeypatch.setitem(ENGINES, "compiled", Engine(reference_scan, "cpu"))
+    with mode():
+        recurrent_scan(*case)
+        assert not torch.is_grad_enabled()
+    assert list(scan._chosen.values()) == ["compiled"]
+    torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
+
+
 @pytest.mark.engines("compiled", "triton")
 @pytest.mark.parametrize("operand_dtype", [None, torch.bfloat16])
 def test_the_tolerance_lets_rounding_pass(engine, cell, dtype, device, operand_dtype):
@@ -106,7 +153,7 @@ def test_the_shape_of_episode_starts_is_checked():
         recurrent_scan(rnn, inputs, state, starts[:3])
 
 
-@pytest.mark.parametrize("cuts", [(0,), (3, 1), (7,)])
+@pytest.mark.parametrize("cuts", [(0,), (2, 2), (3, 1), (7,), (-1,)])
 def test_cuts_are_steps_in_rising_order(cuts):
     with pytest.raises(ValueError, match="cuts"):
         recurrent_scan(*make_case("LSTM", 1, 7, 3, 0.3), cuts=cuts)
@@ -125,7 +172,9 @@ def test_an_engine_that_does_not_run_here_is_refused(name):
         nn.LSTM(D, H, bidirectional=True),
         nn.GRU(D, H, batch_first=True),
         nn.LSTM(D, H, proj_size=2),
+        nn.GRU(D, H, num_layers=2, dropout=0.1),
         nn.RNN(D, H),
+        nn.Linear(D, H),
     ],
 )
 def test_other_layers_are_refused(rnn):
@@ -133,3 +182,8 @@ def test_other_layers_are_refused(rnn):
     assert not is_supported(rnn)
     with pytest.raises(NotImplementedError, match=r"unidirectional nn\.LSTM or nn\.GRU"):
         recurrent_scan(rnn, inputs, None, starts)
+
+
+def test_dropout_of_a_single_layer_is_none():
+    with pytest.warns(UserWarning, match="dropout"):
+        assert is_supported(nn.GRU(D, H, dropout=0.1))

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.scan_cases import assert_all_close, make_case, values_and_gradients
+from support.launches import Launches
+from support.scan_cases import H, assert_all_close, make_case, values_and_gradients
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import CELLS, recurrent_scan, triton
+from rsl_tbptt.core.scan import CELLS, recurrent_scan, triton, unchanged_weights
 from rsl_tbptt.core.scan.cells import OF_TORCH
-from scripts.benchmark.launches import Launches
 
 pytestmark = pytest.mark.engines("triton")
 
@@ -71,6 +72,44 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(launches, cell
         )
         more = {name: long.count(name) - short.count(name) for name in {*short, *long}}
         assert {name: n for name, n in more.items() if n} == dict.fromkeys(expected, 2 * L)
+
+
+BEYOND_STEPS = {"LSTM": (6, 3), "GRU": (9, 4), "SRU": (8, 4)}
+"""Launches of a layer's forward and backward pass besides a product and a kernel for each step."""
+
+
+@pytest.mark.parametrize("needs_dx", [False, True])
+def test_a_layer_launches_little_beyond_its_steps(engine, cell, device, needs_dx):
+    """Accelerators wait a microsecond or more for each launch, however small."""
+    rnn, inputs, state, starts = make_case(cell, 1, T, 4, 0.3, device=device)
+    leaves = [*rnn.parameters(), *[inputs.requires_grad_(needs_dx)] * needs_dx]
+    gradient = torch.ones(T, 4, H, dtype=inputs.dtype, device=device)
+    with Launches() as launched:
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+        num_forward = len(launched.names)
+        torch.autograd.grad(outputs, leaves, gradient)
+    forward, backward = launched.names[:num_forward], launched.names[num_forward:]
+    beyond = len(forward) - 2 * T, len(backward) - (2 * T - 1)  # step 0 has no product backward
+    of_forward, of_backward = BEYOND_STEPS[cell]
+    assert beyond == (of_forward, of_backward + needs_dx), launched.names
+
+
+def test_windows_share_what_is_made_of_unchanged_weights(engine, cell, device):
+    case = make_case(cell, 1, T, 4, 0.3, device=device)
+    rnn: Any = case[0]
+    seen = []
+    with unchanged_weights(), torch.no_grad():
+        for _ in range(2):
+            with Launches() as launched:
+                seen.append((recurrent_scan(*case, engine), launched.names))
+        rnn.weight_ih_l0.mul_(2.0)
+    of_weights = {"LSTM": ["add"], "GRU": ["new_zeros", "cat", "add", "cat"]}
+    of_weights["SRU"] = of_weights["GRU"][1:]
+    (first, of_first), (second, of_second) = seen
+    assert of_first == of_weights[cell] + of_second
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    changed, expected = (recurrent_scan(*case, name)[0] for name in (engine, "reference"))
+    torch.testing.assert_close(changed, expected, **EXACT_FLOAT64)
 
 
 def test_a_change_of_what_the_backward_pass_reads_is_refused(engine, cell, device):
