@@ -11,13 +11,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
 from scripts.benchmark import memory, suite
-from scripts.benchmark.case import (
-    LIBRARIES,
-    Case,
-    alternate,
-    check_equal,
-    spread,
-)
+from scripts.benchmark.case import LIBRARIES, Case, alternate, check_equal, spread
 
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
 FEW = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8", "--pairs=1")

@@ -1,4 +1,4 @@
-"""The bootstrap with small stand-ins for uv and Python."""
+"""The bootstrap on machines that lack programs, with small stand-ins for uv and Python."""
 
 import shutil
 import subprocess
@@ -11,11 +11,18 @@ UV = """#!/bin/bash
 echo "uv $*" >> "$LOG"
 case "$1 $2" in
   "--version "*) echo uv 1 ;;
-  "python find") false ;;
+  "python find") [ -n "${UV_FINDS:-}" ] && echo "$UV_FINDS" ;;
+  "python install") [ -n "${UV_FETCHES:-}" ] ;;
 esac
 """
+
 PYTHON = """#!/bin/bash
-case "$*" in *version_info*) echo {version} ;; esac
+case "$*" in
+  *version_info*) echo {version} ;;
+  "-m pip install --quiet --target "*)
+    echo "pip $*" >> "$LOG"
+    mkdir -p "$6/bin" && cp "$UV_IN_STORE" "$6/bin/uv" ;;
+esac
 """
 
 
@@ -30,7 +37,7 @@ class Machine:
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
-        self.put(self.bin / "uv", UV)
+        self.put(folder / "store" / "uv", UV)
         self.log = folder / "log"
         self.log.touch()
 
@@ -40,15 +47,23 @@ class Machine:
         path.chmod(0o755)
         return path
 
+    def put_uv(self):
+        self.put(self.bin / "uv", UV)
+
     def put_python(self, version, path=None):
         path = path or self.bin / f"python{version}"
         return str(self.put(path, PYTHON.format(version=version)))
 
     def run(self, *command, **variables):
-        places = {"PATH": self.bin, "HOME": self.folder / "home", "LOG": self.log}
+        environment = {
+            "PATH": str(self.bin),
+            "HOME": str(self.folder / "home"),
+            "LOG": str(self.log),
+            "UV_IN_STORE": str(self.folder / "store" / "uv"),
+        }
         return subprocess.run(
-            [self.script, "environment", *command],
-            env={**{name: str(path) for name, path in places.items()}, **variables},
+            [self.script, *command],
+            env=environment | variables,
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -58,10 +73,23 @@ class Machine:
     def calls(self, start=""):
         return [call for call in self.log.read_text().splitlines() if call.startswith(start)]
 
+    def venv_python(self):
+        """Return the interpreter that uv was told to make the environment with."""
+        (venv,) = self.calls("uv venv")
+        return venv.split()[venv.split().index("--python") + 1]
+
 
 @pytest.fixture
 def machine(tmp_path, repository):
     return Machine(tmp_path, repository / "scripts" / "ci" / "bootstrap.sh")
+
+
+def only_line(result):
+    """Return the error of a failed bootstrap without its progress messages."""
+    assert result.returncode == 1
+    lines = [line for line in result.stderr.splitlines() if " is missing; " not in line]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -77,22 +105,53 @@ def machine(tmp_path, repository):
 def test_an_environment_has_its_python_constraints_and_extras(
     machine, command, variables, python, words
 ):
+    machine.put_uv()
     pythons = {version: machine.put_python(version) for version in ("3.10", "3.11", "3.12")}
-    result = machine.run(*command.split(), **variables)
+    result = machine.run("environment", *command.split(), **variables)
     assert result.returncode == 0, result.stderr
-    (venv,) = machine.calls("uv venv")
-    assert venv.split()[venv.split().index("--python") + 1] == pythons[python]
+    assert machine.venv_python() == pythons[python]
     assert words in machine.calls()[-1]
 
 
+def test_missing_uv_is_installed_into_the_checkout(machine):
+    machine.put_python("3.11", machine.bin / "python3")
+    machine.put_python("3.12")
+    result = machine.run("environment")
+    assert result.returncode == 0, result.stderr
+    assert machine.calls()[0] == "pip -m pip install --quiet --target .venv-uv uv"
+    assert (machine.checkout / ".venv-uv" / "bin" / "uv").exists()
+
+
+def test_uv_looks_for_a_python_before_it_fetches_one(machine):
+    machine.put_uv()
+    assert machine.run("environment", UV_FINDS="known/python").returncode == 0
+    assert machine.venv_python() == "known/python"
+    assert not machine.calls("uv python install")
+    machine.log.write_text("")
+    machine.run("environment", UV_FETCHES="yes")
+    assert machine.calls("uv python") == [
+        "uv python find --no-python-downloads 3.12",
+        "uv python install 3.12",
+        "uv python find 3.12",
+    ]
+
+
+def test_a_missing_program_is_reported_in_one_line(machine):
+    assert "install uv, or python3 with pip" in only_line(machine.run("environment"))
+    machine.put_uv()
+    line = only_line(machine.run("environment"))
+    assert "found no Python 3.12" in line
+    assert "install Python 3.12" in line
+
+
 def test_a_fitting_environment_is_kept_and_another_is_refused(machine):
+    machine.put_uv()
     python = machine.checkout / ".venv" / "bin" / "python"
     machine.put_python("3.12", python)
-    assert machine.run().returncode == 0
+    assert machine.run("environment").returncode == 0
     machine.put_python("3.11", python)
-    result = machine.run()
-    assert result.returncode == 1
-    assert ".venv holds another Python, expected 3.12" in result.stderr
+    line = only_line(machine.run("environment"))
+    assert ".venv holds another Python, expected 3.12" in line
     assert python.exists()
     assert not machine.calls("uv venv")
 

@@ -6,14 +6,7 @@ import re
 import pytest
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from scripts.option_tables import (
-    COMMANDS,
-    MARKED,
-    OPTIONS,
-    PAGES,
-    docstrings,
-    with_tables,
-)
+from scripts.option_tables import COMMANDS, MARKED, OPTIONS, PAGES, docstrings, with_tables
 
 
 def has_tables(page):

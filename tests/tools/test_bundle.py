@@ -106,7 +106,6 @@ WITH_OTHER_DISTRIBUTIONS = [
     ("lstm", {"class_name": "BetaDistribution"}),
     ("cnn-sru", {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)}),
     ("mlp", {"class_name": Discrete}),
-    ("cnn-lstm", {"class_name": Discrete}),
     ("sru", {"class_name": Exportable}),
 ]
 
@@ -336,19 +335,20 @@ def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(exported):
     assert b"site-packages" not in model.SerializeToString()  # no paths of this machine
 
 
-def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_path, monkeypatch):
+def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(
+    exported, tmp_path, monkeypatch
+):
+    assert "POLICY_OBS_POLICY_SPEED" in (exported[0] / "c" / "policy.h").read_text()
     group = ROBOT["observation_groups"]["policy"]
     for term in group["terms"]:
         monkeypatch.setitem(term, "modifiers", [{"name": "isaaclab:scale", "params": {}}])
-    write(tmp_path, "lstm", steps=2)
-    assert "POLICY_OBS_POLICY_SPEED" in (tmp_path / "c" / "policy.h").read_text()
-    assert "speed 1, by isaaclab:scale" in (tmp_path / "README.md").read_text()
     monkeypatch.setitem(group, "history_order", "time")
     write(tmp_path, "lstm", steps=2)
-    header = (tmp_path / "c" / "policy.h").read_text()
+    header, readme = ((tmp_path / name).read_text() for name in ("c/policy.h", "README.md"))
     assert "POLICY_OBS_POLICY_SPEED" not in header
     assert "#define POLICY_OBS_GOAL 3 /* 3 numbers */" in header.splitlines()
-    assert "all of a step before the next step's: angles" in (tmp_path / "README.md").read_text()
+    assert "all of a step before the next step's: angles" in readme
+    assert "speed 1, by isaaclab:scale" in readme
 
 
 def test_infinite_limits_are_json_and_actions_are_clipped_first(tmp_path, monkeypatch):

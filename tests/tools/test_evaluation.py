@@ -10,11 +10,7 @@ from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.simulate import evaluate
-from rsl_tbptt.tools.simulate.evaluate import (
-    EpisodeFacts,
-    run_first_episodes,
-    summarise,
-)
+from rsl_tbptt.tools.simulate.evaluate import EpisodeFacts, run_first_episodes, summarise
 from rsl_tbptt.tools.simulate.policies import WatchedHeads
 
 LENGTHS = [2, 5, 3]

@@ -81,8 +81,16 @@ def with_terms(*terms, **entries):
     return changed(observation_groups={"policy": group})
 
 
-def with_action(**entries):
-    return changed(actions=[{**ROBOT["actions"][0], **entries}])
+def with_term(place, terms=TERMS, **entries):
+    return with_terms(*terms[:place], {**terms[place], **entries}, *terms[place + 1 :])
+
+
+def with_action(robot=ROBOT, **entries):
+    return changed(robot, actions=[{**ROBOT["actions"][0], **entries}])
+
+
+def selecting(joints):
+    return {"asset_cfg": {"entity": "robot", "joint_names": [*joints]}}
 
 
 UNSCALED = with_terms(*PLAIN)
@@ -124,10 +132,11 @@ def test_the_command_line_and_the_page_name_every_target(request):
 @needs_gxx
 @pytest.mark.parametrize("remembers", [True, False])
 def test_verify_replays_every_target_and_detects_a_fault_in_it(bundle, tmp_path, remembers):
-    folder = tmp_path / "bundle"
-    golden = bundle[1] if remembers else write(folder, remembers=False)
+    folder, golden = tmp_path, bundle[1]
     if remembers:
-        shutil.copytree(bundle[0], folder)
+        shutil.copytree(bundle[0], folder, dirs_exist_ok=True)
+    else:
+        golden = write(folder, remembers=False)
     differences = verify(folder, [folder])
     assert differences.keys() == {"onnx", "torchscript", *TARGETS}
     assert max(differences.values()) < TOLERANCE
@@ -329,8 +338,11 @@ DEPLOY = "unitree/params/deploy.yaml"
 
 def test_configs_have_the_known_values(tmp_path):
     found = []
-    for config, gate in ((rl_sar_config, "model_name"), (unitree_config, "joint_ids_map")):
-        write_config(tmp_path / gate, metadata_of(ROBOT), config, gate)
+    for config, gate, *under in (
+        (rl_sar_config, "model_name", "go2/rsl_tbptt"),
+        (unitree_config, "joint_ids_map"),
+    ):
+        write_config(tmp_path / gate, metadata_of(ROBOT), config, gate, *under)
         text = (tmp_path / gate).read_text()
         assert text.splitlines()[0] == "# m.pt, trained with a control step of 0.02 s."
         assert text.count("#") == 1
@@ -393,106 +405,54 @@ def test_configs_have_the_known_values(tmp_path):
     }
 
 
+FOOT, SPEED = ({"sensor_name": f"robot/{name}"} for name in ("foot", "imu_lin_vel"))
+POSE = term("pose", "generated_commands", 4, parameters={"command_name": "pose"})
+UNTOLD = {name: value for name, value in TERMS[3].items() if name != "parameters"}
 BOTH, RL_SAR, UNITREE_ALONE = (True, True), (True, False), (False, True)
 INCOMPLETE = {
-    "the motor of each joint, the joints being ['hip', 'knee']": (
-        changed(joint_sdk_names=None),
-        BOTH,
-    ),
-    "expected the first motors of ['arm', 'hip', 'knee']": (
-        changed(joint_sdk_names=["arm", "hip", "knee"]),
-        RL_SAR,
-    ),
-    "joint_stiffness is not known": (changed(joint_stiffness=None), BOTH),
-    "actions are [] of ['hip', 'knee']": (changed(actions=None), BOTH),
-    "actions are ['JointPositionAction'] of ['knee']": (
-        with_action(joint_names=["knee"], width=1),
-        BOTH,
-    ),
-    "actions are ['JointVelocityAction']": (with_action(kind="JointVelocityAction"), BOTH),
-    "not every observation group tells its terms": (changed(observation_groups=None), BOTH),
-    "no observation like heights": (with_terms(*TERMS[:-1], term("heights", "scan", 2)), BOTH),
-    "no observation like base_lin_vel": (
-        with_terms(term("base_lin_vel", "base_lin_vel", 3), *TERMS[1:]),
-        BOTH,
-    ),
-    "no observation like velocity": (
-        with_terms(
-            term("velocity", "builtin_sensor", 3, parameters={"sensor_name": "robot/imu_lin_vel"}),
-            *TERMS[1:],
+    BOTH: {
+        "the motor of each joint, the joints being ['hip', 'knee']": changed(joint_sdk_names=None),
+        "joint_stiffness is not known": changed(joint_stiffness=None),
+        "actions are [] of ['hip', 'knee']": changed(actions=None),
+        "actions are ['JointPositionAction'] of ['knee']": with_action(
+            joint_names=["knee"], width=1
         ),
-        BOTH,
-    ),
-    "no observation like base_ang_vel": (  # of another sensor
-        with_terms(
-            term("base_ang_vel", "builtin_sensor", 3, parameters={"sensor_name": "robot/foot"}),
-            *TERMS[1:],
+        "actions are ['JointVelocityAction']": with_action(kind="JointVelocityAction"),
+        "not every observation group tells its terms": changed(observation_groups=None),
+        "no observation like heights": with_term(5, name="heights", function="scan"),
+        "no observation like base_lin_vel": with_term(0, name="base_lin_vel", parameters=SPEED),
+        "no observation like velocity": with_term(0, name="velocity", function="base_lin_vel"),
+        "no observation like base_ang_vel": with_term(0, parameters=FOOT),
+        "the modifiers of ['gravity']": with_term(1, modifiers=[{"name": "bias"}]),
+        "which joints joint_pos selects": with_terms(*TERMS[:3], UNTOLD, *TERMS[4:]),
+        "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": with_term(
+            3, parameters={"asset_cfg": {"entity": "ball"}}
         ),
-        BOTH,
-    ),
-    "the modifiers of ['w']": (
-        with_terms(term("w", "base_ang_vel", 3, modifiers=[{"name": "bias"}]), *TERMS[1:]),
-        BOTH,
-    ),
-    "which joints joint_pos selects": (
-        with_terms(*TERMS[:3], {k: v for k, v in TERMS[3].items() if k != "parameters"}),
-        BOTH,
-    ),
-    "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": (
-        with_terms(*TERMS[:3], {**TERMS[3], "parameters": {"asset_cfg": {"entity": "ball"}}}),
-        BOTH,
-    ),
-    "gravity has the parameter frame: foot": (
-        with_terms(TERMS[0], {**TERMS[1], "parameters": {"frame": "foot"}}, *TERMS[2:]),
-        BOTH,
-    ),
-    "joint_pos has the joints ['arm']": (
-        with_terms(
-            *TERMS[:3],
-            term(
-                "joint_pos", "joint_pos_rel", 1, parameters={"asset_cfg": {"joint_names": ["arm"]}}
-            )
-            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["arm"]}}},
+        "gravity has the parameter frame: foot": with_term(1, parameters={"frame": "foot"}),
+        "joint_pos has the joints ['arm']": with_term(3, shape=[1], parameters=selecting(["arm"])),
+        "command is not known to be a velocity": changed(command_ranges=None),
+        "pose is not known to be a velocity": changed(
+            with_terms(POSE), command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES}
         ),
-        BOTH,
-    ),
-    "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": (
-        with_terms(
-            *TERMS[:4],
-            {**TERMS[4], "parameters": {"asset_cfg": {"joint_names": ["knee", "hip"]}}}
-            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["knee", "hip"]}}},
+    },
+    UNITREE_ALONE: {
+        "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": with_term(
+            4, parameters=selecting(["knee", "hip"])
         ),
-        UNITREE_ALONE,
-    ),
-    "joins histories by time": (
-        with_terms(*TERMS, history_order="time"),
-        UNITREE_ALONE,
-    ),
-    "training clips actions at 1.0": (changed(clip_actions=1.0), UNITREE_ALONE),
-    "command is not known to be a velocity": (changed(command_ranges=None), BOTH),
-    "pose is not known to be a velocity": (
-        changed(
-            with_terms(term("pose", "generated_commands", 4, parameters={"command_name": "pose"})),
-            command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES},
-        ),
-        BOTH,
-    ),
-    "ROBOT, in this path and below": (changed(name=None), RL_SAR),
-    "offsets of actions are [0.0, 0.0]": (with_action(offset=0.0), RL_SAR),
-    "training clips the targets": (with_action(clip=[[-1.0, 1.0]] * 2), RL_SAR),
-    "{'actions': [-5.0, 5.0]}": (
-        with_terms(*TERMS[:-1], term("actions", "last_action", 2, clip=[-5.0, 5.0])),
-        RL_SAR,
-    ),
-    "actions is scaled by [0.5, 0.5]": (
-        with_terms(*TERMS[:-1], term("actions", "last_action", 2, scale=0.5)),
-        RL_SAR,
-    ),
-    "joint_pos is scaled by [1.0, 2.0], rl_sar has one": (
-        with_terms(*TERMS[:3], {**TERMS[3], "scale": [1.0, 2.0]}),
-        RL_SAR,
-    ),
+        "joins histories by time": with_terms(*TERMS, history_order="time"),
+        "training clips actions at 1.0": changed(clip_actions=1.0),
+    },
+    RL_SAR: {
+        "expected the first motors of ['arm',": changed(joint_sdk_names=["arm", "hip", "knee"]),
+        "ROBOT, in this path and below": changed(name=None),
+        "offsets of actions are [0.0, 0.0]": with_action(offset=0.0),
+        "training clips the targets": with_action(clip=[[-1.0, 1.0]] * 2),
+        "{'actions': [-5.0, 5.0]}": with_term(5, clip=[-5.0, 5.0]),
+        "actions is scaled by [0.5, 0.5]": with_term(5, scale=0.5),
+        "joint_pos is scaled by [1.0, 2.0], rl_sar has one": with_term(3, scale=[1.0, 2.0]),
+    },
 }
+"""What is missing for the configs of rl_sar, of Unitree's programs or of both."""
 
 
 def metadata_of(robot) -> dict[str, Any]:
@@ -509,9 +469,11 @@ def write_alone(folder, target, robot):
     TARGETS[target](folder / target, exported)
 
 
-@pytest.mark.parametrize(("message", "case"), INCOMPLETE.items(), ids=INCOMPLETE.keys())
-def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, message, case):
-    robot, where = case
+@pytest.mark.parametrize(
+    ("where", "message"), [(where, each) for where, cases in INCOMPLETE.items() for each in cases]
+)
+def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, where, message):
+    robot = INCOMPLETE[where][message]
     configs = {"model_name": rl_sar_config, "joint_ids_map": unitree_config}
     for (gate, config), concerned in zip(configs.items(), where, strict=True):
         path = tmp_path / gate
@@ -529,10 +491,6 @@ JOINTS = [f"{leg}_{kind}" for kind in KINDS for leg in ("FL", "FR", "RL", "RR")]
 """A Go2's motors, and its joints as Isaac Lab sorts them."""
 BY_NAME = {name: 0.1 * place - 0.5 for place, name in enumerate(MOTORS)}
 """A default position, from which every other number of a joint follows as well."""
-
-
-def selecting(joints):
-    return {"asset_cfg": {"entity": "robot", "joint_names": [*joints]}}
 
 
 def go2(actions=JOINTS, positions=None, velocities=None, histories=(1, 1), order="term"):
@@ -732,53 +690,28 @@ def test_names_of_a_checkpoint_add_no_lines_to_a_config(tmp_path):
     assert yaml.safe_load((tmp_path / "c").read_text())["go2/a"]["model_name"] is None
 
 
+EITHER, GYM = ("legged_control2", "unitree_gym"), ("unitree_gym",)
 UNFIT = {
-    "has the scales": (with_terms(*TERMS), ["legged_control2"]),
-    "joint_pos has the scales": (
-        with_terms(*PLAIN[:3], {**PLAIN[3], "scale": [1.0, 2.0]}, *PLAIN[4:]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "actions has the scales": (
-        with_terms(*PLAIN[:5], {**PLAIN[5], "scale": 0.5}),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), ["unitree_gym"]),
-    "have a history": (
-        with_terms(*PLAIN[:3], term("joint_pos", "joint_pos_rel", 2, 3), *PLAIN[4:]),
-        ["unitree_gym"],
-    ),
-    "gravity is clipped or modified": (
-        with_terms(PLAIN[0], {**PLAIN[1], "clip": [-1.0, 1.0]}, *PLAIN[2:]),
-        ["legged_control2", "unitree_gym"],
-    ),
+    "base_ang_vel has the scales": (ROBOT, EITHER[:1]),
+    "joint_pos has the scales": (with_term(3, PLAIN, scale=[1.0, 2.0]), EITHER),
+    "actions has the scales": (with_term(5, PLAIN, scale=0.5), EITHER),
+    "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), GYM),
+    "have a history": (with_term(3, PLAIN, shape=[6], history_length=3), GYM),
+    "gravity is clipped or modified": (with_term(1, PLAIN, clip=[-1.0, 1.0]), EITHER),
     "joint_pos has the joints": (
-        with_terms(*PLAIN[:3], {**PLAIN[3], "parameters": selecting(["knee", "hip"])}, *PLAIN[4:]),
-        ["legged_control2", "unitree_gym"],
+        with_term(3, PLAIN, parameters=selecting(["knee", "hip"])),
+        EITHER,
     ),
-    "actions move the joints": (
-        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "joint_names": ["knee", "hip"]}]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "offsets of actions are": (
-        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "offset": 0.0}]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "targets of joints are clipped": (
-        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "clip": [[-1.0, 1.0]] * 2}]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "command is not known to be a velocity": (
-        changed(UNSCALED, command_ranges=None),
-        ["legged_control2", "unitree_gym"],
-    ),
+    "actions move the joints": (with_action(UNSCALED, joint_names=["knee", "hip"]), EITHER),
+    "offsets of actions are": (with_action(UNSCALED, offset=0.0), EITHER),
+    "targets of joints are clipped": (with_action(UNSCALED, clip=[[-1.0, 1.0]] * 2), EITHER),
+    "command is not known to be a velocity": (changed(UNSCALED, command_ranges=None), EITHER),
 }
 
 
-@pytest.mark.parametrize(("message", "case"), UNFIT.items(), ids=UNFIT.keys())
-def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(
-    tmp_path, message, case
-):
-    robot, targets = case
+@pytest.mark.parametrize("message", UNFIT)
+def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(tmp_path, message):
+    robot, targets = UNFIT[message]
     for target in targets:
         with pytest.raises(ValueError, match=f"fit the program of '{target}': .*{message}"):
             write_alone(tmp_path, target, robot)
