@@ -4,11 +4,11 @@ import importlib.util
 import re
 import shlex
 
-import onnxruntime
 import pytest
 
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
+import onnxruntime
 import torch
 from isaaclab.utils import to_dict
 from support.isaaclab_page import DOCS, NEEDS_GPUS, PAGE, commands
@@ -197,3 +197,29 @@ def test_an_exported_policy_acts_like_play(page, played, form):
             ours, *state = map(torch.as_tensor, session.run(None, inputs))
             state = [part.numpy() for part in state]
         assert (ours[0] - action).abs().max() < TOLERANCE
+
+
+PROPRIOCEPTION = 3 + 3 + 3 + 12 + 12 + 12
+"""Angular velocity, gravity, command; positions, velocities and last actions of 12 joints."""
+PRIVILEGED = 3 + 1 + 17 * 11
+"""Linear velocity, mass of the base, heights over 1.6 m by 1.0 m every 0.1 m."""
+ROUGH = """
+train --rl_library rsl_rl --agent rsl_rl_recurrent_cfg_entry_point
+physics=newton_mjwarp --device cpu agent.device=cpu --task Tbptt-Velocity-Rough-Anymal-D
+env.scene.terrain.terrain_generator.num_rows=1 env.scene.terrain.terrain_generator.num_cols=2
+"""
+
+
+def test_on_rough_ground_only_the_critic_sees_the_height_scan_unless_its_variant_is_chosen(page):
+    """In real physics; the robot is a stand-in."""
+    blind, seeing = (
+        read(page.run(words.split())) for words in (ROUGH, ROUGH.replace("-D\n", "-D-Scan\n"))
+    )
+    assert blind["actor_state_dict"]["rnn.rnn.weight_ih_l0"].shape[1] == PROPRIOCEPTION
+    assert blind["critic_state_dict"]["mlp.0.weight"].shape[1] == PROPRIOCEPTION + PRIVILEGED
+    assert seeing["rsl_tbptt"]["models"]["actor"]["images"] == {"scan": [1, 11, 17]}
+    actor = seeing["actor_state_dict"]
+    features = actor["cnns.scan.2.weight"].shape[0] * 2 * 3
+    assert actor["rnn.rnn.weight_ih_l0"].shape[1] == PROPRIOCEPTION + features
+    moments = seeing["optimizer_state_dict"]["state"]
+    assert all(moment["exp_avg"].abs().sum() > 0 for moment in moments.values())

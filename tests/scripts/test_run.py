@@ -148,7 +148,8 @@ def test_a_failure_ends_other_commands_even_if_they_ignore_signals(folder, monke
     assert not (folder / "later.out").exists()
 
 
-def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, repository):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, repository, number):
     code = (
         # A process that a shell started in the background ignores Ctrl+C.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -165,7 +166,7 @@ def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, repo
     while not (folder / "ready").exists():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert "interrupted: run the same command again to continue" in process.communicate()[1]
     assert process.returncode == 130
     assert_ended(folder)
