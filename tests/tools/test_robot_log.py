@@ -196,6 +196,7 @@ def logged(bundle, readings, wrong=np.positive):
 DIFFERENT = {
     "degrees": np.rad2deg,
     "default positions not subtracted": lambda angles: angles + np.asarray([0.1, -0.1, 0.8, -1.5]),
+    "smaller": lambda angles: 0.8 + 0.6 * (angles - 0.8),
     "a constant": np.zeros_like,
     "of another robot": lambda angles: walk(99, noise=0.0)[0][:, 2:],
 }
