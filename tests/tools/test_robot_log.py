@@ -235,7 +235,7 @@ def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
 @pytest.mark.parametrize("name", ["raw/policy/angles", "obs/policy"])
 def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
     log = logged(bundle, walk(), np.negative)
-    log[name][30, -1] = 1e3
+    log[name][30, -4:] = 1e3
     found = diagnosed(bundle, tmp_path, log)
     text = "policy/angles: the sign is flipped"
     assert [fault.text for fault in found.faults if fault.kind == "sign flipped"] == [text]
