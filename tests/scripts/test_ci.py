@@ -22,8 +22,6 @@ case "$1" in
 esac
 [ "$1" != "${FAILS:-}" ]
 """
-
-
 TESTS = """
 import pytest
 

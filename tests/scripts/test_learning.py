@@ -31,8 +31,6 @@ SWEEP = Sweep(
     at_least={"share": 0.95},
     at_most={"steps": 2.0},
 )
-
-
 DISTILLATION = SWEEP.model_copy(update={"at_least": {"lowest": 0.85}, "at_most": {"converged": 4}})
 
 

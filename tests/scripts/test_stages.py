@@ -1,6 +1,7 @@
 """An experiment's stages: their commands, their inputs, and the settings they depend on."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,6 @@ DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjl
 ISAACLAB = load_experiment(DEMO).model_copy(update={"task": "Tbptt-Task", "num_envs": 5})
 MJLAB = ISAACLAB.model_copy(update={"platform": "mjlab", "task": "Task"})
 POLICY = Policy(title="", agent="Agent", iterations=7, seed=3)
-
-
 CHECKPOINT = "logs/rsl_rl/experiment/2026-01-01_00-00-00_teacher/model_6.pt"
 
 
@@ -93,6 +92,16 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on():
     assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
     assert args.seed == experiment.evaluation.seed
     assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
+
+
+def test_the_memory_of_the_chosen_policy_is_measured_in_its_own_task():
+    experiment = changed(load_experiment(DEMO), "student", task_overrides=["env.a=1"])
+    stage = lay_out(experiment, "cuda:0")["memory"]
+    words = stage.command({"student": "logs/2_student/model_59.pt"})
+    args = command_parser().parse_args(words[1:])
+    assert args.checkpoint == Path("logs/2_student/model_59.pt")
+    assert (args.overrides, args.device) == (["env.a=1"], "cuda:0")
+    assert stage.output.endswith("_student/memory.json")  # where the report looks for it
 
 
 def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order():

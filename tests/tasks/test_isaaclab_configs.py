@@ -1,16 +1,21 @@
 """Registration, agents and assets of the Isaac Lab tasks; no simulator runs here."""
 
+import json
+import subprocess
+import sys
 from importlib.metadata import entry_points
 
 import pytest
-from pxr import Usd
 
 pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import gymnasium as gym
+import yaml
 from isaaclab.utils import to_dict
+from isaaclab.utils.io import dump_yaml
 from isaaclab_tasks.utils import resolve_task_config
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+from pxr import Usd
 from rsl_rl.utils import resolve_class
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -43,8 +48,6 @@ STUDENTS = {
 """Model of a student that sees numbers, and of one that sees images too, by agent."""
 RECURRENT_STUDENT = next(iter(STUDENTS))
 PPO_WITH_MEMORY = ["rsl_rl_recurrent_cfg_entry_point", "rsl_rl_finetune_cfg_entry_point"]
-
-
 AGENTS = [TEACHER, *STUDENTS, *PPO_WITH_MEMORY]
 
 
@@ -55,6 +58,30 @@ def terms(group):
 
 def test_entry_point_registers_exactly_our_tasks():
     assert sorted(TASKS) == sorted(task for task in gym.registry if task.startswith("Tbptt-"))
+
+
+def test_registration_imports_no_isaaclab():
+    code = "import sys, rsl_tbptt_tasks.isaaclab; print([m for m in sys.modules if 'isaac' in m])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['rsl_tbptt_tasks.isaaclab']"
+
+
+@pytest.mark.parametrize("key", [ENV, *AGENTS])
+@pytest.mark.parametrize("task", [CAMERA, PUP, SCAN[0]])
+def test_config_survives_dict_and_yaml(task, key, tmp_path):
+    cfg, copy = load_cfg_from_registry(task, key), load_cfg_from_registry(task, key)
+    setattr(cfg, "decimation" if key == ENV else "max_iterations", 7)
+    assert to_dict(copy) != to_dict(cfg)
+    copy.from_dict(to_dict(cfg))
+    assert to_dict(copy) == to_dict(cfg)
+
+    dump_yaml(str(tmp_path / "first.yaml"), cfg)
+    dump_yaml(str(tmp_path / "second.yaml"), copy)
+    text = (tmp_path / "first.yaml").read_text()
+    assert text == (tmp_path / "second.yaml").read_text()
+    assert len(yaml.unsafe_load(text)) == len(to_dict(cfg))
 
 
 @pytest.mark.parametrize("key", STUDENTS)
@@ -107,6 +134,48 @@ def test_agents_groups_exist_in_the_environment(task):
     for key in AGENTS:
         for groups in load_cfg_from_registry(task, key).obs_groups.values():
             assert set(groups) <= set(observations)
+
+
+LEAPP_EXPORT = """
+import json, sys
+from types import ModuleType
+from unittest.mock import MagicMock
+
+sys.modules["leapp"] = ModuleType("leapp")
+sys.modules["leapp"].annotate = None
+from isaaclab_rl.entrypoints.backends import export_rsl_rl as export
+from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+import rsl_tbptt_tasks.isaaclab
+
+class Kept(Exception):
+    pass
+
+def prepare(env, arguments, *, required_obs_groups):
+    raise Kept(required_obs_groups)
+
+export.gym.make, export.prepare_export_env = MagicMock(), prepare
+export._resolve_checkpoint = lambda *arguments: "model_0.pt"
+for agent in json.loads(sys.argv[1]):
+    try:
+        export.export_rsl_rl_agent(MagicMock(seed=0), MagicMock(), load_cfg_from_registry(*agent))
+    except Kept as kept:
+        print("kept:", *sorted(kept.args[0]))
+"""
+"""Isaac Lab's `isaaclab leapp export` up to the environment, without leapp, by task and agent.
+
+It runs in a separate process because it turns TorchScript off.
+"""
+
+
+def test_leapp_exports_all_groups_of_students_and_recurrent_actors():
+    agents = [(task, key) for task in TASKS for key in (*STUDENTS, *PPO_WITH_MEMORY)]
+    command = [sys.executable, "-W", "ignore", "-c", LEAPP_EXPORT, json.dumps(agents)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    printed = map(str.split, result.stdout.splitlines())
+    kept = [words[1:] for words in printed if words[:1] == ["kept:"]]
+    configs = [load_cfg_from_registry(*agent).obs_groups for agent in agents]
+    assert kept == [sorted(groups.get("student", groups.get("actor"))) for groups in configs]
 
 
 @pytest.mark.parametrize("task", [*VELOCITY, *SCAN])
