@@ -1,7 +1,7 @@
 """Small models, storages and rollouts shared by the tests."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -236,7 +236,7 @@ def write_drawn_bundle(
     groups: dict[str, torch.Tensor],
     num_steps: int,
     robot: dict[str, Any] | None = None,
-    heads: dict[str, torch.nn.Module] | None = None,
+    heads: Mapping[str, torch.nn.Module] | None = None,
     fault: Callable[[Any], None] | None = None,
     **options: Any,
 ) -> Any:

@@ -117,7 +117,7 @@ FAULTY = {
 class Program:
     """A program that runs a policy on a robot, step by step, with at most one fault."""
 
-    def __init__(self, metadata, policy, fault=None):
+    def __init__(self, metadata, policy, fault=""):
         self.policy, self.fault = policy, fault
         self.groups = metadata["observation_groups"]["policy"]["terms"]
         self.actions = metadata["robot"]["actions"]
@@ -130,7 +130,7 @@ class Program:
         parts = {}
         for term in self.groups:
             name, values = term["name"], np.array(raw[term["name"]])
-            fault = self.fault if FAULTY.get(self.fault) == name else None
+            fault = self.fault if FAULTY.get(self.fault) == name else ""
             if fault == "permuted":
                 values = values[[3, 2, 1, 0, *range(4, 8)]]
             if fault == "sign flipped":
@@ -172,7 +172,7 @@ class Program:
         return {"obs/policy": obs, "actions": actions, "targets": np.concatenate(targets)}
 
 
-def run(robot, seed, fault=None, *, stands=False):
+def run(robot, seed, fault="", *, stands=False):
     """Return a log of a program with noisy sensors, which are read again for the log."""
     raw = {n: v[:1].repeat(len(v), axis=0) for n, v in robot.raw.items()} if stands else robot.raw
     policy = Policy(robot.bundle)
