@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from rsl_tbptt.algorithms.behavior_losses import parse_slices
 from rsl_tbptt.algorithms.extensions.heads import HeadOptions, parse_heads
 from rsl_tbptt.algorithms.extensions.weights import Transitions
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.core import windows
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -77,10 +75,3 @@ def test_the_transitions_on_the_page_are_those_of_a_function():
     rows = re.findall(r"^\| (`.*?`) \|", section.split("\n## ")[0], re.MULTILINE)
     names = re.findall(r"`(\w+)`", " ".join(rows))
     assert names == [field.name for field in dataclasses.fields(Transitions)]
-
-
-def test_the_drawing_of_windows_is_the_one_in_the_code():
-    page = (DOCS / "concepts" / "truncated_bptt.md").read_text()
-    assert windows.__doc__ is not None
-    drawing = textwrap.dedent(windows.__doc__.split("::\n", 1)[1]).strip()
-    assert f"```\n{drawing}\n```" in page

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 pytest.importorskip("furo", reason="the extra docs is not installed")
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = [Path("/usr/bin", name) for name in ("chromium", "chromedriver")]
 
 
 def build(docs, site):
@@ -27,67 +25,6 @@ def site(tmp_path_factory):
     built = build(ROOT / "docs", folder)
     assert built.returncode == 0, built.stderr
     return folder
-
-
-class Article(HTMLParser):
-    """Text and link targets of a page, without sidebars."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.links, self.text, self._inside = [], "", False
-        self.feed(page.read_text())
-
-    def handle_starttag(self, tag, attrs):
-        self._inside |= tag == "article"
-        href = dict(attrs).get("href")
-        if self._inside and tag == "a" and href and ":" not in href:
-            self.links.append(href.partition("#")[0])
-
-    def handle_endtag(self, tag):
-        self._inside &= tag != "article"
-
-    def handle_data(self, data):
-        self.text += data if self._inside else ""
-
-
-def pages_within(site, clicks):
-    """Return the pages that the front page reaches by links in the text."""
-    reached = new = {site / "index.html"}
-    for _ in range(clicks):
-        linked = {(page.parent / link).resolve() for page in new for link in Article(page).links}
-        new = {page for page in linked if page.suffix == ".html"} - reached
-        reached = reached | new
-    return reached
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "pip install",
-        "algorithm = TbpttDistillationAlgorithmCfg(",
-        "memory_budget_gb",
-        "Little has run on a GPU",
-        "rsl-tbptt export",
-    ],
-    ids=["install", "change one line", "what it costs", "what does not work", "deploy"],
-)
-def test_a_newcomers_pages_are_two_clicks_away(site, words):
-    assert any(words in Article(page).text for page in pages_within(site, 2))
-
-
-@pytest.mark.slow
-def test_topics_and_options_are_cards_and_pages_have_a_date(site):
-    front = (site / "index.html").read_text()
-    topics = re.findall(r"^- \*\*.+:\*\*", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
-    assert len(topics) > 5
-    assert front.count('class="sd-card-title') == len(topics)
-    assert re.search(r"Last updated on 20\d\d-\d\d-\d\d", front)
-    for page in ("ppo", "distillation", "shared"):
-        assert re.search(
-            r'<table class="[^"]*options', (site / f"reference/{page}.html").read_text()
-        )
-    assert "table.options td" in (site / "_static" / "site.css").read_text()
 
 
 @pytest.mark.slow
@@ -128,29 +65,3 @@ def test_a_broken_link_fails_the_build(tmp_path):
     assert built.returncode == 1
     for target in ("gone.md", "gone_heading", "gone.py", "gone.svg"):
         assert target in built.stderr, built.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not all(map(Path.exists, CHROMIUM)), reason="needs Debian's chromium")
-def test_looking_at_pages_finds_problems(tmp_path, capsys):
-    from scripts.ci.site_looks import main
-
-    site = tmp_path / "site"
-    site.mkdir()
-    for name, body in {
-        "good": '<p>text</p><img src="https://example.invalid/image.svg">',
-        "wide": '<main><p style="width: 500px">text</p></main>',
-        "image": '<img src="gone.png">',
-        "script": "<script>undefined_name()</script>",
-    }.items():
-        head = '<!doctype html><meta name="viewport" content="width=device-width">'
-        (site / f"{name}.html").write_text(f"{head}<link rel=icon href=data:,>{body}")
-    assert main([str(site), str(tmp_path / "shots"), "good.html"]) == 0
-    assert main([str(site), str(tmp_path / "shots")]) == 1
-    found = capsys.readouterr().out
-    assert re.search("wide, 375 pixels, dark: is 5.. pixels wide", found)
-    assert "wide, 1280" not in found
-    assert "image, 1280 pixels, light: misses" in found
-    assert "script, 375 pixels, light: logs" in found
-    assert "good," not in found
-    assert len([*(tmp_path / "shots").glob("*.png")]) == 16

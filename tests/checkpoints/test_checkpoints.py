@@ -94,10 +94,14 @@ def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
         load_teacher(tmp_path / "old.pt")
 
 
-def test_the_teachers_file_is_read_when_no_teacher_is_loaded(tmp_path):
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_teacher_comes_from_its_file_even_if_it_is_declared_loaded(tmp_path, declared):
+    """This is the README's snippet with its line on ``teacher_checkpoint``."""
     actor = ppo_checkpoint(tmp_path / "teacher.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
-    assert algorithm.teacher_loaded
+    if declared:
+        algorithm.teacher_loaded = True
+    assert algorithm.teacher_loaded  # which reads no file
     assert not same_first_layer(algorithm.teacher, actor)
     roll_out(algorithm, 0)
     assert same_first_layer(algorithm.teacher, actor)
@@ -127,15 +131,6 @@ def test_training_needs_the_teachers_file(tmp_path):
     torch.save({"actor_state_dict": source.alg.teacher.state_dict()}, tmp_path / "teacher.pt")
     ours.learn(1)
     assert ours.alg.teacher_loaded
-
-
-def test_a_teacher_that_is_declared_loaded_still_comes_from_its_file(tmp_path):
-    """This is the README's snippet with its line on ``teacher_checkpoint``."""
-    actor = ppo_checkpoint(tmp_path / "teacher.pt")
-    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
-    algorithm.teacher_loaded = True
-    roll_out(algorithm, 0)
-    assert same_first_layer(algorithm.teacher, actor)
 
 
 def test_the_error_for_a_missing_checkpoint_names_both_ways_to_give_it():

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from rsl_tbptt.checkpoints import reading
-from rsl_tbptt.checkpoints.reading import (
-    checkpoint_file,
-    latest_checkpoint,
-    numbered_checkpoints,
-)
+from rsl_tbptt.checkpoints.reading import checkpoint_file, latest_checkpoint, numbered_checkpoints
 from rsl_tbptt.checkpoints.writing import save_checkpoint
 
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import CNNModel
-from support.helpers import make_distillation, make_obs
+from support.helpers import make_distillation, make_obs, write_drawn_bundle
 from support.trained import as_a_runner_builds_it
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.export import Recorded, export, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
+from rsl_tbptt.tools.robot.export import export
 from rsl_tbptt.tools.robot.verify import BundlePolicy, torchscript, verify
 from rsl_tbptt.tools.run import read_run
 
@@ -28,17 +27,9 @@ def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
     policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
-    golden = draw(policy, {}, {name: obs[name] for name in policy.group_shapes}, 20, seed=0)
-    about = {"checkpoint": "model_0.pt", "iteration": 0}
-    write_bundle(
-        folder,
-        Recorded(policy, golden, ""),
-        {},
-        {},
-        about,
-        single_input=request.param,
-        targets=["c"],
-    )
+    groups = {name: obs[name] for name in policy.group_shapes}
+    options = {"single_input": request.param, "targets": ["c"]}
+    write_drawn_bundle(folder, policy, groups, 20, **options)
     return folder, policy
 
 
@@ -150,9 +141,7 @@ def test_a_group_may_be_called_obs(tmp_path, single_input):
     obs = TensorDict({"obs": torch.randn(1, 1, 8, 8)}, batch_size=[1])
     cnn = {"output_channels": [2], "kernel_size": 3}
     policy = CNNModel(obs, {"actor": ["obs"]}, "actor", 2, hidden_dims=[8], cnn_cfg=cnn).eval()
-    golden = draw(policy, {}, obs.to_dict(), 2, seed=0)
-    about, recorded = {"checkpoint": "model_0.pt", "iteration": 0}, Recorded(policy, golden, "")
-    write_bundle(tmp_path, recorded, {}, {}, about, single_input=single_input)
+    write_drawn_bundle(tmp_path, policy, obs.to_dict(), 2, single_input=single_input)
     assert verify(tmp_path)["onnx"] < 1e-5
 
 

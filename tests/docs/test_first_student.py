@@ -19,9 +19,7 @@ from scripts.notebooks import blocks, notebook, notebook_pages
 PAGE = (TUTORIALS / "first_student.md").read_text()
 POLICIES = ("teacher", "student", "memoryless")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.torch.jit"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit")]
 
 
 @pytest.fixture(scope="module")

@@ -150,9 +150,7 @@ TEACHERS: Any = TbpttTeachersCfg(
     selector="skill",
     teachers={
         "walk": TbpttTeacherCfg(
-            cfg=MLP,
-            checkpoint="logs/walk/model_1499.pt",
-            obs_groups=["state"],
+            cfg=MLP, checkpoint="logs/walk/model_1499.pt", obs_groups=["state"]
         ),
         "climb": TbpttTeacherCfg(
             cfg=RslRlRNNModelCfg(

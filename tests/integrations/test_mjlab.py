@@ -261,7 +261,7 @@ def test_several_teachers_of_the_command_line_reach_the_runner(tmp_path):
                 "tell": TbpttTeacherCfg(cfg=RslRlModelCfg(**shared)),
                 "guess": TbpttTeacherCfg(cfg=guess, obs_groups=("policy",)),
             },
-        ),
+        )
     )
     path = str(tmp_path / "guess.pt")
     words = ["--teacher.selector", "skill", "--teacher.teachers.guess.checkpoint", path]

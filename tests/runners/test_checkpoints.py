@@ -11,12 +11,7 @@ import pytest
 import torch
 from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, names, train_cfg
 
-from rsl_tbptt.checkpoints.writing import (
-    NOTES,
-    KeptCheckpoints,
-    NotWrittenError,
-    save_checkpoint,
-)
+from rsl_tbptt.checkpoints.writing import NOTES, KeptCheckpoints, NotWrittenError, save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -71,7 +66,7 @@ def mode_of(path):
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask):
+def test_a_new_file_has_the_mode_that_open_gives_and_an_old_one_keeps_its_own(tmp_path, umask):
     before = os.umask(umask)
     try:
         (tmp_path / "plain").open("wb").close()
@@ -79,10 +74,6 @@ def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask):
     finally:
         os.umask(before)
     assert mode_of(tmp_path / "model.pt") == mode_of(tmp_path / "plain") == 0o666 & ~umask
-
-
-def test_an_existing_file_keeps_its_mode(tmp_path):
-    save_checkpoint({"value": 1}, tmp_path / "model.pt")
     (tmp_path / "model.pt").chmod(0o640)
     save_checkpoint({"value": 2}, tmp_path / "model.pt")
     assert mode_of(tmp_path / "model.pt") == 0o640

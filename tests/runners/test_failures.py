@@ -160,16 +160,16 @@ def test_curves_continue_in_another_file_when_there_is_room_again(tmp_path, monk
 
 
 class BrokenEnv(DisturbedEnv):
-    """Returns something else in one step, or from that step on."""
+    """Returns something else in one step."""
 
-    def __init__(self, at, change, once=False):
+    def __init__(self, at, change):
         super().__init__({})
-        self.broken_at, self.change, self.once = at, change, once
+        self.broken_at, self.change = at, change
 
     def step(self, actions):
         obs, rewards, dones, extras = super().step(actions.nan_to_num())
         given = {"obs": obs, "rewards": rewards, "dones": dones}
-        if self.num_steps == self.broken_at or (self.num_steps > self.broken_at and not self.once):
+        if self.num_steps == self.broken_at:
             self.change(given)
         return *given.values(), extras
 
@@ -191,10 +191,7 @@ def without_group(given):
 
 FORMS = {
     "a smaller group": (of_group(lambda values: values[:, :-1]), r"group 'policy' is of shape \(4"),
-    "fewer environments": (
-        of("obs", lambda obs: obs[:3]),
-        r"group '\w+' is of shape \(3, \d+\)",
-    ),
+    "fewer environments": (of("obs", lambda obs: obs[:3]), r"group '\w+' is of shape \(3, \d+\)"),
     "a missing group": (without_group, r"group 'policy' is missing among \['privileged'\]"),
     "another type": (of_group(torch.Tensor.double), r"group 'policy' is of type torch.float64"),
     "a column": (of("rewards", lambda rewards: rewards[:, None]), r"rewards is of shape \(4, 1\)"),
@@ -286,7 +283,7 @@ def sick(name):
 
 def sick_run(kind, name="obs", **options):
     """Build a stock runner whose environment gives NaN in the second rollout's third step."""
-    env = BrokenEnv(STEPS + 3, sick(name), once=True)
+    env = BrokenEnv(STEPS + 3, sick(name))
     return make_runner(None, kind, STOCK[kind], env=env, algorithm=options)
 
 

@@ -268,9 +268,7 @@ def simulator():
     return type("Simulator", (RecallEnv,), absent)(NUM_ENVS, 3)
 
 
-def test_without_a_restored_environment_hidden_states_start_empty(
-    tmp_path,
-):
+def test_without_a_restored_environment_hidden_states_start_empty(tmp_path):
     make_runner(tmp_path, env=simulator()).learn(2)
     file = torch.load(tmp_path / "model_1.pt", weights_only=True)
     assert file["rsl_tbptt_runner"]["resume"].keys() == {"generators", "counters"}

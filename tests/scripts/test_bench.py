@@ -8,19 +8,10 @@ import pytest
 import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core.scan.layers import tf32_in_layers, tf32_in_products
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
 from scripts.benchmark import memory, suite
-from scripts.benchmark.case import (
-    LIBRARIES,
-    Case,
-    alternate,
-    build,
-    check_equal,
-    fill,
-    spread,
-)
+from scripts.benchmark.case import LIBRARIES, Case, alternate, check_equal, spread
 
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
 FEW = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8", "--pairs=1")
@@ -78,12 +69,6 @@ def test_wrong_options_are_named(monkeypatch, option, name):
         run(monkeypatch, *FEW, option)
 
 
-def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch):
-    monkeypatch.setattr(bench, "rsl_rl_era", lambda: "policy")
-    with pytest.raises(ImportError, match=r"expected 5\.0\.1 to 5\.5: "):
-        run(monkeypatch, *FEW)
-
-
 def test_the_ratio_is_the_median_of_the_pairs():
     assert spread([1.0, 2.0, 4.0], [2.0, 20.0, 12.0]) == (2.0, 3.0, 10.0)
 
@@ -118,50 +103,3 @@ def test_equality_is_checked_over_all_steps_and_with_all_environments(
 @pytest.mark.parametrize("algorithm", ["distillation", "ppo"])
 def test_the_check_passes(algorithm, rnn_type):
     check_equal(replace(TINY, algorithm=algorithm, rnn_type=rnn_type, done_rate=0.2))
-
-
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_bfloat16_continues_after_an_update(rnn_type):
-    case = replace(TINY, use_mixed_precision=True, rnn_type=rnn_type)
-    alternate([("rsl_rl", case)], num_updates=2)
-
-
-@pytest.mark.filterwarnings("ignore:.*never backpropagated")
-def test_an_unfinished_window_limits_the_check_to_one_epoch(monkeypatch):
-    """rsl_rl's second epoch would continue it. Options of our algorithm alone are left out."""
-    checked = []
-    monkeypatch.setattr(bench, "_difference", lambda case: checked.append(case) or 0.0)
-    case = replace(TINY, gradient_length=4, num_learning_epochs=2, tf32=True)
-    check_equal(replace(case, options={"buffer_rollouts": 50}))
-    assert [(c.num_steps, c.num_learning_epochs) for c in checked] == [(6, 1), (4, 2)]
-    assert not any(c.options or c.tf32 for c in checked)
-    monkeypatch.undo()
-    check_equal(case)
-
-
-@pytest.mark.parametrize("precision", ["float32", "TF32"])
-def test_all_products_of_a_gpu_are_in_the_precision_of_the_case(precision):
-    """Afterwards they have torch's default again. No GPU is needed to read the setting."""
-    with bench.products_in(precision):
-        assert tf32_in_products() == (precision == "TF32")
-        assert tf32_in_layers()
-    assert not tf32_in_products()
-
-
-def test_a_cpu_has_no_tf32():
-    case = replace(TINY, tf32=True)
-    assert case.precision == "float32"
-    object.__setattr__(case, "device", "cuda:0")
-    assert case.precision == "TF32"
-    assert replace(TINY, use_mixed_precision=True, tf32=True).precision == "bfloat16"
-
-
-def test_more_epochs_change_more():
-    case = Case(num_envs=32, num_steps=2, num_mini_batches=16, rnn_hidden_dim=8)
-    steps = []
-    for num_epochs in (1, 3):
-        algorithm = build(replace(case, num_learning_epochs=num_epochs), "rsl_rl")
-        fill(algorithm, case, seed=0)
-        algorithm.optimizer.register_step_post_hook(lambda *_, n=num_epochs: steps.append(n))
-        algorithm.update()
-    assert (steps.count(1), steps.count(3)) == (16, 48)

@@ -118,10 +118,7 @@ def test_a_camera_repeats_each_frame_for_its_period():
 
 @pytest.mark.parametrize(
     ("agent", "kind"),
-    [
-        ("anymal-d-ppo", "recurrent_"),
-        ("anymal-d-distillation", "distillation_recurrent_"),
-    ],
+    [("anymal-d-ppo", "recurrent_"), ("anymal-d-distillation", "distillation_recurrent_")],
 )
 @pytest.mark.filterwarnings("ignore:.*(deprecated|never backpropagated|more than num_steps)")
 def test_agents_are_those_of_isaac_lab(agent, kind):

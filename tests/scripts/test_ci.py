@@ -1,7 +1,6 @@
 """CI runs everything, fails if anything fails, and ends with one line for all tests."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -147,20 +146,3 @@ def test_a_row_fails_if_a_test_fails_or_none_passed_with_its_releases(row, run, 
     assert result.returncode == 1
     assert +outcomes == counted
     assert message in result.stderr
-
-
-def test_make_runs_all_rows_and_fails_without_nox(repository, tmp_path):
-    command = ["make", "--dry-run", "test-matrix"]
-    result = run([*command, f"VENV={sys.prefix}"], cwd=repository)
-    rows = set(re.findall(r"nox --session 'tests\((.*)\)'", result.stdout))
-    assert {"contract-3.1.2", "mjlab-5.4.2", "torch-2.15.0-5.5.1", "package-5.5.1"} < rows
-    assert "libtorch-2.3.0-5.5.1" in rows
-    absent = run([*command, f"VENV={tmp_path}"], cwd=repository)
-    assert absent.returncode != 0
-    assert "nox lists no rows" in absent.stderr
-
-
-def test_the_tests_that_rows_name_exist(repository):
-    named = re.findall(r'"(?:--ignore=)?(tests/[^"]*)"', (repository / "noxfile.py").read_text())
-    assert len(named) > 8
-    assert all(list(repository.glob(name)) for name in named)

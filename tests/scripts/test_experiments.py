@@ -86,22 +86,6 @@ def test_a_sweeps_values_replace_the_experiments(tmp_path):
     assert [loaded[name].starts_from for name in ("other", "guided")] == ["student", "teacher"]
 
 
-def test_shipped_sweeps_of_distillation_differ_in_nothing_but_the_algorithm():
-    sweeps = [load_sweep(CONFIGS / f"distillation_{end}.yaml") for end in ("curves", "grid")]
-    policies = [policy for _, experiment in sweeps for policy in experiment.policies.items()]
-    students = [policy for name, policy in policies if name != "teacher"]
-    assert {p.agent for p in students} == {"rsl_rl_distillation_recurrent_cfg_entry_point"}
-    assert {p.iterations for p in students} == {100}
-    words = [word for _, policy in policies for word in policy.overrides]
-    assert all(word.startswith("agent.algorithm.") for word in words)
-    seeds = [seed for sweep, _ in sweeps for seed in sweep.seeds]
-    assert len(seeds) == len(set(seeds))  # the grid's seed is not reported
-    (_, curves), (_, grid) = sweeps
-    tried = [sorted(policy.overrides) for policy in grid.policies.values()]
-    assert sorted(curves.policies["rsl_rl_tuned"].overrides) in tried
-    assert sorted(curves.policies["rsl_rl"].overrides) in tried
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -11,12 +11,11 @@ import yaml
 from rsl_tbptt.files import write_json
 from scripts.pipeline import curves
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
-from scripts.pipeline.figure import PALETTE, band, policy_styles
+from scripts.pipeline.figure import band
 from scripts.pipeline.learning import (
     Learning,
     compare,
     converged_after,
-    format_markdown,
     judge,
     lowest_share,
     means,
@@ -42,7 +41,6 @@ def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
     return Learning(**(values | changes))
 
 
-POLICIES = ("teacher", "student", "scratch")
 TEACHER = learning("teacher", curve={2: 9.6, 5: 10.4, 10: 10.0})
 
 
@@ -106,41 +104,6 @@ def cells(table):
     """Return the cells of the tables' rows, headings included."""
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_tables_have_a_row_per_policy_and_one_per_seed():
-    learnings = [
-        TEACHER,
-        learning("student", head_errors={"velocity": 0.25}),
-        learning("scratch", curve={10: 1.0}, evaluated_return=2.0, evaluated={1: 9.5, 3: 9.0}),
-        learning("teacher", seed=2),
-        learning("student", seed=2, head_errors={"velocity": 0.5}),
-        learning("scratch", seed=2, num_earlier_steps=1000, evaluated={1: 9.0, 2: 8.9}),
-    ]
-    sweep = SWEEP.model_copy(update={"evaluate_after": {"scratch": [1, 2]}})
-    table = format_markdown(compare(learnings, "teacher"), "teacher", sweep)
-    assert "reached 95% of the teacher's final return" in table
-    assert "starts low. Evaluated at 90% from: policies" in table
-    rows = cells(table)
-    expected = [
-        ["teacher", "1 to 2", "10.000", "100.0%", "1.00", "2 to 10", "96% to 100%"],
-        ["student", "1 to 2", "10.000", "100.0%", "1.00", "10", "100%"],
-        ["scratch", "1 to 2", "2.000 to 10.000", "20.0% to 100.0%", "1.00 to 2.00"],
-    ]
-    expected[2] += ["10, 1 never", "100%, 1 never"]
-    assert [row[:7] for row in rows[1:4]] == expected
-    of_seeds = ["teacher", "1", "10.000", "100.0%", "1.00", "2", "96%"]
-    assert rows[5][:7] == of_seeds
-    assert [row[:2] for row in rows[5:]] == [[p, s] for p in POLICIES for s in "12"]
-    policies, seeds = (
-        {column[0]: [*column[1:]] for column in zip(*table, strict=True)}
-        for table in (rows[:4], rows[4:])
-    )
-    assert policies["of the teacher's: at least 95.0%"] == ["2 of 2", "2 of 2", "1 of 2"]
-    assert policies["error of velocity"] == ["", "0.25 to 0.5", ""]
-    assert policies["evaluated at 90% from"] == ["", "", "1, 1 never"]
-    assert seeds["error of velocity"] == ["", "", "0.25", "0.5", "", ""]
-    assert seeds["evaluated at 90% from"] == ["", "", "", "", "1", "1 never"]
 
 
 def test_means_over_seeds_have_intervals_and_differences_are_paired():
@@ -238,14 +201,3 @@ def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys
     assert f"torch {version('torch')}" in report
     assert report in capsys.readouterr().out
     assert figure.read_text().endswith("</svg>\n")
-
-
-def test_a_policy_has_one_colour_and_label_in_every_figure():
-    for names in (["teacher", "student", "gru", "sru"], ["gru", "memoryless", "student", "rsl_rl"]):
-        styles = policy_styles(names)
-        assert [*styles] == names
-        colours = [colour for _, colour in styles.values()]
-        assert {*colours} <= {*PALETTE}
-        assert len({*colours}) == len(names)
-        assert styles["gru"][0] == "gru"
-        assert styles["student"] == ("student of rsl_tbptt (this)", PALETTE[0])

@@ -6,19 +6,7 @@ import re
 import pytest
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.tools.commands.commands import COMMANDS as COMMANDS_OF_CLI
-from scripts.option_tables import (
-    COMMANDS,
-    MARKED,
-    OPTIONS,
-    PAGES,
-    ROOT,
-    command_sections,
-    docstrings,
-    escaped,
-    option_table,
-    with_tables,
-)
+from scripts.option_tables import COMMANDS, MARKED, OPTIONS, PAGES, docstrings, with_tables
 
 
 def has_tables(page):
@@ -49,36 +37,6 @@ def test_a_table_follows_the_code(tmp_path):
     row = "| `gamma` | 0.99 | Discount factor per environment step. |\n"
     after = f"a\n<!-- options: ppo gamma -->\n{table}{row}<!-- end -->\nb"
     assert with_tables(before, tmp_path / "page.md") == after
-
-
-def test_links_go_from_the_page():
-    table = option_table("shared", [], ROOT)
-    assert "[replay.md](docs/concepts/replay.md#scan-engines)" in table
-    table = option_table("shared", [], ROOT / "docs" / "reference")
-    assert "[replay.md](../concepts/replay.md#scan-engines)" in table
-
-
-def test_every_page_that_an_option_or_command_names_exists():
-    tables = [option_table(owner, [], ROOT) for owner in OPTIONS]
-    pages = re.findall(r"\]\((\S+?\.md)", "".join([*tables, command_sections(ROOT)]))
-    assert len(set(pages)) >= 4
-    for page in pages:
-        assert (ROOT / page).is_file(), page
-
-
-def test_every_command_is_in_the_docs():
-    (page,) = [page for page in PAGES if COMMANDS.search(page.read_text())]
-    for name in COMMANDS_OF_CLI:
-        assert f"\n## {name}\n" in page.read_text()
-    sections = command_sections(page.parent)
-    assert "- `--device DEVICE`: cpu or cuda:\\<index> (default" in sections  # not an HTML tag
-    assert "- `--single-input`:" in sections
-    assert re.search(r"- `--platform {isaaclab,mjlab,rsl_rl}`:", sections)
-    assert re.search(r"- `BUNDLE`: .* \(required\)", sections)
-
-
-def test_code_is_not_escaped():
-    assert escaped("a<b `c<d` e<f") == "a\\<b `c<d` e\\<f"
 
 
 @pytest.mark.parametrize("options", [DistillationOptions, PpoOptions])

@@ -16,7 +16,6 @@ from scripts.pipeline.report import collect, format_table, write_report
 from scripts.pipeline.run import Record
 from scripts.pipeline.stages import pipeline_stages
 
-CAMERA = DEMO.with_name("demo-camera.yaml")
 MEANS = {
     "teacher": 10.0,
     "student": 9.95,
@@ -151,25 +150,8 @@ def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed)
     assert results["acceptance"] == [{"passed": passed, "text": text}]
 
 
-def test_an_ablation_is_a_row_with_a_check_and_no_learning_curve(tmp_path):
-    run = Run(tmp_path / "camera", CAMERA)
-    assert "the student, its images zero" in run.report()
-    results = json.loads((run.folder / "results.json").read_text())
-    assert results["policies"]["blind"]["share_of_teacher"] == pytest.approx(0.2)
-    assert results["acceptance"][-1]["passed"]
-
-
 def test_share_of_a_return_that_is_not_positive_is_not_given(run):
     results = run.results(teacher=-1.0)
     assert results["policies"]["student"]["share_of_teacher"] is None
     assert not results["acceptance"][0]["passed"]
     assert "n/a" in format_table(results)
-
-
-def test_a_policy_exported_to_onnx_alone_is_reported(run):
-    both = " ".join(run.report().split())
-    exported = {"max_difference": {"onnx": 1.2e-7}, "golden": "200 steps"}
-    write_json(run.folder / "exported" / "policy.json", exported)
-    alone = " ".join(run.report().split())
-    assert "is exactly 0 in torchscript, 1.2e-07 in onnx.</p>" in both
-    assert "is 1.2e-07 in onnx.</p>" in alone

@@ -1,13 +1,9 @@
 """The settings that scripts/what_matters.py varies one at a time."""
 
-from typing import Any
-
 import pytest
-import torch
 import yaml
-from torch import nn
 
-from scripts.what_matters import CFG, ScaledRecall, bias_forget_gates, row, train, with_values
+from scripts.what_matters import CFG, row, train, with_values
 
 SETTINGS = yaml.safe_load(CFG.read_text(encoding="utf-8"))
 
@@ -27,20 +23,6 @@ def test_a_training_of_a_row_returns_its_reward(name):
     done, reward = train(cfg | {"num_envs": 8}, 2, 2, seed=1)
     assert done in (None, 2)
     assert -1.0 <= reward <= 1.0
-
-
-def test_only_the_forget_gate_gets_a_bias_of_one():
-    lstm: Any = nn.LSTM(2, 3)
-    before = lstm.bias_ih_l0.detach().clone()
-    bias_forget_gates(lstm)
-    assert (lstm.bias_ih_l0[3:6] == 1).all()
-    assert torch.equal(lstm.bias_ih_l0[[0, 1, 2, *range(6, 12)]], before[[0, 1, 2, *range(6, 12)]])
-
-
-def test_only_the_policy_sees_scaled_observations():
-    obs = ScaledRecall(100.0, num_envs=4, recall_length=2).get_observations()
-    assert obs["policy"].abs().max() == 100
-    assert obs["privileged"].abs().max() == 1
 
 
 def test_iterations_have_a_mean_only_if_every_seed_is_done():

@@ -1,7 +1,7 @@
 """Small models, storages and rollouts shared by the tests."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -228,3 +228,31 @@ def roll_out_ppo(
 def numbered(num_steps: int, num_envs: int) -> torch.Tensor:
     """Return the number of each sample, shape (T, N)."""
     return torch.arange(num_steps * num_envs).view(num_steps, num_envs)
+
+
+def write_drawn_bundle(
+    folder: Any,
+    policy: Any,
+    groups: dict[str, torch.Tensor],
+    num_steps: int,
+    robot: dict[str, Any] | None = None,
+    heads: Mapping[str, torch.nn.Module] | None = None,
+    fault: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> Any:
+    """Write the bundle of a policy, and return its steps on drawn observations.
+
+    ``fault`` changes what is exported but not the steps.
+    """
+    from rsl_tbptt.tools.robot.export import Recorded, write_bundle
+    from rsl_tbptt.tools.robot.golden import draw
+
+    steps = draw(policy, heads or {}, groups, num_steps, seed=1)
+    if policy.is_recurrent:
+        policy.reset()
+    if fault is not None:
+        fault(policy)
+    about = {"checkpoint": "model_5.pt", "iteration": 5}
+    recorded = Recorded(policy, steps, "drawn")
+    write_bundle(folder, recorded, heads or {}, robot or {}, about, **options)
+    return steps

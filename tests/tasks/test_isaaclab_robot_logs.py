@@ -1,4 +1,4 @@
-"""Logs of two robots reveal the faults of a program on the robot, and noise is not a fault."""
+"""Logs of a robot reveal the faults of a program on it, and noise is not a fault."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -7,44 +7,31 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import RNNModel
+from support.helpers import write_drawn_bundle
 from support.isaaclab_process import look_at
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.export import Recorded, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
 pytestmark = pytest.mark.isaaclab
 
 NUM_ENVS, NUM_STEPS = 16, 240
-TASKS = {"cartpole": "Tbptt-Cartpole-Occluded", "pup": "Tbptt-Velocity-Flat-Pup"}
 TERMS = {
-    "cartpole": {
-        "joint_positions": {"shape": [8], "scale": 0.5, "clip": [-0.5, 0.5], "history_length": 4},
-        "cart_velocity": {"shape": [1], "scale": 0.1},
-        "pole_velocity": {"shape": [1], "scale": 0.2},
-    },
-    "pup": {
-        "angular_velocity": {"shape": [3], "scale": 0.25},
-        "gravity": {"shape": [3]},
-        "command": {"shape": [3]},
-        "joint_angles": {"shape": [24], "history_length": 3},
-        "joint_velocities": {"shape": [8], "scale": 0.1},
-        "clock": {"shape": [2]},
-    },
+    "angular_velocity": {"shape": [3], "scale": 0.25},
+    "gravity": {"shape": [3], "clip": [-0.5, 0.5]},
+    "command": {"shape": [3]},
+    "joint_angles": {"shape": [24], "history_length": 3},
+    "joint_velocities": {"shape": [8], "scale": 0.1},
+    "clock": {"shape": [2]},
 }
-"""Observation terms of the policies in these tests: every fault affects one of them."""
-PERMUTED = {"cartpole": "joint_positions", "pup": "joint_velocities"}
-WITH_HISTORY = {"cartpole": "joint_positions", "pup": "joint_angles"}
-SCALED = {"cartpole": "pole_velocity", "pup": "angular_velocity"}
-SWAPPED = {"cartpole": ("cart_velocity", "pole_velocity"), "pup": ("angular_velocity", "command")}
+"""Observation terms of the policy in these tests: every fault affects one of them."""
 NOISE = 0.02
 """Noise of every sensor, as a share of its deviation over the log."""
 
 
-def launch(task):
-    return look_at(task, NUM_ENVS, measure)
+def launch():
+    return look_at("Tbptt-Velocity-Flat-Pup", NUM_ENVS, measure)
 
 
 def measure(env):
@@ -71,28 +58,25 @@ def measure(env):
     }
 
 
-@pytest.fixture(scope="module", params=TASKS)
-def robot(request, isaaclab, tmp_path_factory):
+@pytest.fixture(scope="module")
+def robot(isaaclab, tmp_path_factory):
     """A robot's bundle, and the sensor values of one robot that fell at least once."""
-    kind = request.param
-    seen = isaaclab.call(f"{__file__}:launch", TASKS[kind])[0]
+    seen = isaaclab.call(f"{__file__}:launch")[0]
     starts = np.asarray(seen["starts"])
     env = int(np.argmax(starts[10:-20].sum(0)))
     assert starts[10:-20, env].sum() >= 1
     raw = {name: np.asarray(values)[:, env].astype(float) for name, values in seen["raw"].items()}
-    if kind == "cartpole":
-        raw["joint_positions"] = np.concatenate([raw["cart_position"], raw["pole_angle"]], axis=1)
-    raw = {name: raw[name] for name in TERMS[kind]}
+    raw = {name: raw[name] for name in TERMS}
     defaults = {"scale": None, "clip": None, "noisy": True, "history_length": 0}
     terms = [
         {"name": name, **defaults, "flatten_history_dim": True, **term}
-        for name, term in TERMS[kind].items()
+        for name, term in TERMS.items()
     ]
     group = {"shape": [sum(term["shape"][0] for term in terms)], "terms": terms}
     described = {**seen["robot"], "observation_groups": {"policy": group}}
-    folder = tmp_path_factory.mktemp(kind)
+    folder = tmp_path_factory.mktemp("pup")
     write(folder, described, raw, starts[:, env])
-    return SimpleNamespace(kind=kind, bundle=folder, raw=raw, starts=starts[:, env], terms=terms)
+    return SimpleNamespace(bundle=folder, raw=raw, starts=starts[:, env])
 
 
 def write(folder, described, raw, starts):
@@ -117,58 +101,56 @@ def write(folder, described, raw, starts):
     )
     policy.update_normalization(obs)
     policy.eval()
-    golden = draw(policy, {}, {"policy": obs["policy"][:1]}, 40, seed=0)
-    about = {"checkpoint": "model_1.pt", "iteration": 1}
-    write_bundle(folder, Recorded(policy, golden, "drawn"), {}, described, about)
+    write_drawn_bundle(folder, policy, {"policy": obs["policy"][:1]}, 40, described)
+
+
+FAULTY = {
+    "permuted": "joint_velocities",
+    "sign flipped": "angular_velocity",
+    "scale missing": "angular_velocity",
+    "scale twice": "angular_velocity",
+    "history reversed": "joint_angles",
+}
+"""The observation term that a fault affects."""
 
 
 class Program:
     """A program that runs a policy on a robot, step by step, with at most one fault."""
 
-    def __init__(self, metadata, policy, fault=None, kind=""):
-        self.policy, self.fault, self.kind = policy, fault, kind
+    def __init__(self, metadata, policy, fault=""):
+        self.policy, self.fault = policy, fault
         self.groups = metadata["observation_groups"]["policy"]["terms"]
         self.actions = metadata["robot"]["actions"]
         self.normalizer = metadata.get("normalizer", {}).get("policy")
         self.history = {}
         self.last = None
 
-    def has(self, fault, terms=None, name=None):
-        return self.fault == fault and (terms is None or terms[self.kind] == name)
-
     def observe(self, raw, starts):
         """Return the policy's observations, (D,), of one step."""
         parts = {}
         for term in self.groups:
             name, values = term["name"], np.array(raw[term["name"]])
-            if self.has("permuted", PERMUTED, name):
-                values = (
-                    np.roll(values, 1) if len(values) < 8 else values[[3, 2, 1, 0, *range(4, 8)]]
-                )
-            if self.has("sign flipped", SCALED, name):
+            fault = self.fault if FAULTY.get(self.fault) == name else ""
+            if fault == "permuted":
+                values = values[[3, 2, 1, 0, *range(4, 8)]]
+            if fault == "sign flipped":
                 values = -values
-            if self.has("degrees", SCALED, name):
-                values = np.rad2deg(values)
             if term["clip"]:
                 values = np.clip(values, *term["clip"])
             scale = term["scale"] or 1.0
-            if not self.has("scale missing", SCALED, name):
-                values = values * scale
-            if self.has("scale twice", SCALED, name):
-                values = values * scale
+            values = values * {"scale missing": 1.0, "scale twice": scale**2}.get(fault, scale)
             if length := term["history_length"]:
                 if starts:
                     self.history[name] = deque([values] * length, maxlen=length)
                 self.history[name].append(values)
                 steps = [*self.history[name]]
-                steps = steps[::-1] if self.has("history reversed", WITH_HISTORY, name) else steps
+                steps = steps[::-1] if fault == "history reversed" else steps
                 values = np.concatenate(steps)
             parts[name] = values
-        names = [*parts]
         if self.fault == "swapped":
-            one, other = map(names.index, SWAPPED[self.kind])
-            names[one], names[other] = names[other], names[one]
-        return np.concatenate([parts[name] for name in names])
+            one, other = "angular_velocity", "command"
+            parts[one], parts[other] = parts[other], parts[one]
+        return np.concatenate([*parts.values()])
 
     def step(self, raw, starts):
         """Return observations, actions and targets of one step."""
@@ -190,11 +172,11 @@ class Program:
         return {"obs/policy": obs, "actions": actions, "targets": np.concatenate(targets)}
 
 
-def run(robot, seed, fault=None, *, stands=False):
+def run(robot, seed, fault="", *, stands=False):
     """Return a log of a program with noisy sensors, which are read again for the log."""
     raw = {n: v[:1].repeat(len(v), axis=0) for n, v in robot.raw.items()} if stands else robot.raw
     policy = Policy(robot.bundle)
-    program = Program(policy.metadata, policy, fault, robot.kind)
+    program = Program(policy.metadata, policy, fault)
     generator = np.random.default_rng(seed)
 
     def measured():
@@ -233,21 +215,12 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_named(robot, tmp_path, fault):
-    kind = fault.removeprefix("action ")
-    assert faults_of(robot, run(robot, 100, fault), tmp_path) == [kind]
-
-
-@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "normalised twice"])
-def test_measured_values_and_actions_reveal_the_fault(robot, tmp_path, fault):
-    log = run(robot, 200, fault)
+def test_each_fault_is_named_also_without_the_observations(robot, tmp_path, fault):
+    kind, log = fault.removeprefix("action "), run(robot, 100, fault)
+    assert faults_of(robot, log, tmp_path) == [kind]
     del log["obs/policy"]
-    assert faults_of(robot, log, tmp_path) == [fault.removeprefix("action ")]
-
-
-def test_degrees_are_a_failure(robot, tmp_path):
-    log = run(robot, 300, "degrees")
-    assert faults_of(robot, log, tmp_path) == ["unexplained"]
+    if fault != "normalised twice":  # only the observations show what was given to the policy
+        assert faults_of(robot, log, tmp_path) == [kind]
 
 
 @pytest.mark.parametrize("stands", [False, True])
@@ -255,6 +228,5 @@ def test_degrees_are_a_failure(robot, tmp_path):
 def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed, stands):
     log = run(robot, seed, stands=stands)
     assert faults_of(robot, log, tmp_path) == []
-    if seed < 3:
-        del log["obs/policy"]
-        assert faults_of(robot, log, tmp_path) == []
+    del log["obs/policy"]
+    assert faults_of(robot, log, tmp_path) == []

@@ -20,8 +20,7 @@ import torch
 
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
-from mjlab.utils.os import get_checkpoint_path
-from support.mjlab_page import PAGE, Command, build_package, runs
+from support.mjlab_page import Command, build_package, runs
 
 TESTS = Path(__file__).parents[1]
 RESUMED = "your student, 100 iterations more"
@@ -143,12 +142,6 @@ def test_resumed_student_continues_where_it_stopped(folder, checkpoint):
     assert equal(after["teacher_state_dict"], before["teacher_state_dict"])
     assert counter(after) - counter(before) == counter(before) - counter(teacher) > 0
     assert steps_of(after) == {2 * step for step in steps_of(before)}
-
-
-def test_a_run_without_a_checkpoint_stops_the_next_as_on_the_page(tmp_path):
-    (tmp_path / "2026-01-01_00-00-00_teacher" / "params").mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"^{re.findall('`(No checkpoint[^`]*)`', PAGE)[0]} "):
-        get_checkpoint_path(tmp_path, ".*_teacher$", "model_.*.pt")
 
 
 def test_ppo_continues_with_the_student(checkpoint):

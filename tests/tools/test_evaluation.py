@@ -10,12 +10,7 @@ from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.simulate import evaluate
-from rsl_tbptt.tools.simulate.evaluate import (
-    EpisodeFacts,
-    acting,
-    run_first_episodes,
-    summarise,
-)
+from rsl_tbptt.tools.simulate.evaluate import EpisodeFacts, run_first_episodes, summarise
 from rsl_tbptt.tools.simulate.policies import WatchedHeads
 
 LENGTHS = [2, 5, 3]
@@ -64,13 +59,6 @@ class CountingPolicy:
         return action
 
 
-def test_a_policy_without_heads_acts_unwrapped():
-    run = SimpleNamespace(auxiliary={})
-    start: Any = SimpleNamespace(policy=CountingPolicy(), run=run)  # no latent to watch
-    with acting(start, None) as policy:
-        assert policy is start.policy
-
-
 @pytest.fixture
 def episodes():
     env, policy = FakeEnv(), cast("Any", CountingPolicy())
@@ -101,21 +89,6 @@ def test_a_model_in_training_keeps_its_memory():
     before = model.get_hidden_state()
     run_first_episodes(env, model, env.obs(), max_steps=9)
     assert model.get_hidden_state() is before
-
-
-@pytest.mark.parametrize(("max_steps", "taken", "left"), [(9, 5, 0), (5, 5, 0), (4, 4, 1)])
-def test_each_step_is_watched_before_it_is_taken(max_steps, taken, left):
-    env, seen = FakeEnv(), []
-    _, lengths, unfinished = run_first_episodes(
-        env,
-        cast("Any", CountingPolicy()),
-        env.obs(),
-        watch=lambda step, _obs: seen.append((step, env.steps)),
-        max_steps=max_steps,
-    )
-    assert seen == [(step, step) for step in range(taken)]
-    assert lengths.tolist() == [2, taken, 3]
-    assert unfinished == left
 
 
 class Managers(FakeEnv):

@@ -66,7 +66,7 @@ def measured(policy, *recorded, gradient_length=None):
     return {**found, **known}
 
 
-@pytest.mark.parametrize("steps", [1, 4, 24, 70])
+@pytest.mark.parametrize("steps", [1, 24])
 def test_a_delay_line_looks_back_its_length(steps):
     found = measured(delay_line(steps))
     assert found["length"] == found["groups"]["a"]["length"] == steps
@@ -81,7 +81,7 @@ def test_a_delay_line_looks_back_its_length(steps):
     assert judge_memory(found) == (f"model_1.pt: the policy looks back {steps} steps", [])
 
 
-@pytest.mark.parametrize("keep", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("keep", [0.5, 0.9])
 def test_the_influence_of_an_exponential_filter_decays_by_its_factor(keep):
     found = measured(exponential_filter(keep))
     influence = torch.tensor(found["influence"])
@@ -93,7 +93,7 @@ def test_the_influence_of_an_exponential_filter_decays_by_its_factor(keep):
     assert found["length"] == pytest.approx(1 + math.log(0.1) / math.log(keep), abs=1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_cue_that_is_shown_in_one_step_of_50_is_not_missed(seed):
     obs, starts = rollout(episode=50)
     cue = torch.where(starts[..., None], obs["a"].sign(), 0.0)

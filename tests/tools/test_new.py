@@ -1,6 +1,5 @@
 """The command ``rsl-tbptt new``, and the policies of its package for rsl_rl alone."""
 
-import ast
 import contextlib
 import io
 import json
@@ -16,9 +15,8 @@ import torch
 from support.new_package import readme_commands
 
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt.tools.commands import new as module
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.commands.new import FILES, TEMPLATES
+from rsl_tbptt.tools.commands.new import FILES
 from rsl_tbptt.tools.platforms import PLATFORMS
 
 ROOT = Path(__file__).parents[2]
@@ -37,22 +35,11 @@ def package(request, tmp_path_factory):
     return folder
 
 
-def test_each_platform_has_a_template():
-    folders = {path.name for path in TEMPLATES.iterdir() if path.is_dir()}
-    assert folders == set(PLATFORMS)
-
-
 def test_the_package_has_its_name_and_no_other(package):
     files = contents(package)
     assert {"pyproject.toml", "README.md", f"{NAME}/__init__.py", f"{NAME}/env.py"} <= set(files)
     assert not any("my_task" in text for text in [*files, *files.values()])
     assert f'name = "{NAME}"' in files["pyproject.toml"]
-
-
-def test_the_package_is_small(package):
-    texts = [text for name, text in contents(package).items() if name.endswith(".py")]
-    assert all(map(ast.parse, texts))
-    assert sum(len(text.splitlines()) for text in texts) <= 200
 
 
 def test_the_package_is_installed_with_its_modules(package, tmp_path):
@@ -71,7 +58,7 @@ def test_without_output_the_folder_has_the_name(tmp_path, monkeypatch, capsys):
     assert (tmp_path / NAME / NAME / "env.py").is_file()
 
 
-@pytest.mark.parametrize("name", ["", "2fast", "my-task", "a/b", "class", "_task", "task_", "é"])
+@pytest.mark.parametrize("name", ["", "2fast", "my-task", "a/b", "class"])
 def test_a_name_that_python_or_pip_cannot_take_is_refused(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", "--platform", "rsl_rl", "--", name]) == 1
@@ -80,7 +67,7 @@ def test_a_name_that_python_or_pip_cannot_take_is_refused(name, tmp_path, monkey
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("name", ["torch", "Torch", "rsl_rl_lib", "json", "mjlab", "isaaclab"])
+@pytest.mark.parametrize("name", ["Torch", "rsl_rl_lib", "json"])
 def test_a_name_of_another_package_is_refused(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", name, "--platform", "rsl_rl"]) == 1
@@ -121,38 +108,12 @@ def test_a_full_disk_leaves_no_half_package(tmp_path, monkeypatch, capsys):
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_an_installation_left_in_a_template_is_not_copied(tmp_path, monkeypatch):
-    templates = tmp_path / "templates"
-    shutil.copytree(TEMPLATES / "rsl_rl", templates / "rsl_rl", ignore=lambda *_: ["__pycache__"])
-    monkeypatch.setattr(module, "TEMPLATES", templates)
-    module.new("clean", "rsl_rl", tmp_path / "clean")
-    for left in ("build/lib/my_task/env.py", "my_task.egg-info/PKG-INFO", "my_task/__pycache__/a"):
-        path = templates / "rsl_rl" / left
-        path.parent.mkdir(parents=True)
-        path.touch()
-    module.new("clean", "rsl_rl", tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(tmp_path / "clean")
-
-
-def test_the_command_needs_no_torch(tmp_path):
-    words = ["new", NAME, "--platform", "isaaclab"]
-    call = f"from rsl_tbptt.tools.commands.cli import main; main({words})"
-    code = f"import sys; {call}; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert {"torch", "numpy", "rsl_rl"}.isdisjoint(run.stdout.split())
-
-
 def test_the_wheel_holds_what_the_command_copies():
     tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     data = project["tool"]["setuptools"]["package-data"]["rsl_tbptt"]
     prefix = "tools/commands/new_task/*/"
     assert {name for name in data if name.startswith(prefix)} == {prefix + name for name in FILES}
-
-
-def test_the_package_of_the_docs_is_the_template():
-    assert (ROOT / "docs" / "my_task").resolve() == TEMPLATES / "isaaclab"
 
 
 @pytest.fixture(scope="module")
@@ -170,13 +131,6 @@ def trained(tmp_path_factory):
     for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
         del sys.modules[name]
     return folder
-
-
-@pytest.fixture(scope="module")
-def returns(trained):
-    """Mean returns by policy."""
-    files = {path.parent.name: path for path in trained.glob("logs/*/evaluation.json")}
-    return {name: json.loads(path.read_text())["mean_return"] for name, path in files.items()}
 
 
 ENV = f"--env {NAME}.env:make"
@@ -204,19 +158,13 @@ def train_without_memory():
 
 
 @pytest.mark.long
-def test_the_readme_of_rsl_rl_trains_and_evaluates_all_four_policies(returns):
+def test_the_readme_of_rsl_rl_trains_and_evaluates_policies_and_its_student_needs_memory(trained):
+    files = {path.parent.name: path for path in trained.glob("logs/*/evaluation.json")}
+    returns = {name: json.loads(path.read_text())["mean_return"] for name, path in files.items()}
     assert set(returns) == {"teacher", "student", "recurrent", "finetune", "memoryless"}
     assert returns["recurrent"] > 0.9 * returns["teacher"]
-
-
-@pytest.mark.long
-def test_its_student_needs_memory_and_comes_near_its_teacher(returns):
     assert returns["student"] > 0.93 * returns["teacher"], returns
     assert returns["memoryless"] < 0.7 * returns["teacher"], returns
-
-
-@pytest.mark.long
-def test_fine_tuning_starts_from_the_student_and_keeps_what_it_learned(trained, returns):
     path = trained / "logs" / "finetune" / "model_199.pt"
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["rsl_tbptt"]["fine_tuning"]["num_updates"] == 200

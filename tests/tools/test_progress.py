@@ -3,7 +3,7 @@
 import pytest
 
 from rsl_tbptt.tools import progress
-from rsl_tbptt.tools.progress import PATTERN, Progress, track
+from rsl_tbptt.tools.progress import PATTERN, Progress
 
 
 @pytest.fixture
@@ -71,16 +71,3 @@ def test_time_left_counts_only_work_since_the_clock_started(clock, capsys):
     assert capsys.readouterr().err == ""
     shown.update(60)
     assert capsys.readouterr().err == "[progress] iterations 60/100, 0:40 left\n"
-
-
-def test_items_are_tracked_in_order(clock, capsys):
-    seen = []
-    for item in track(range(4), "items"):
-        seen.append(item)
-        clock.now += 3
-    assert seen == [0, 1, 2, 3]
-    assert capsys.readouterr().err.splitlines() == [
-        "[progress] items 2/4, 0:06 left",
-        "[progress] items 3/4, 0:03 left",
-        "[progress] items 4/4, 0:00 left",
-    ]

@@ -171,20 +171,23 @@ def test_no_or_fewer_iterations_are_refused(run, settings, capsys):
     assert "--iterations is -5, expected at least 1" in capsys.readouterr().err
 
 
+def noted(folder, agent, found, env=None, found_env=None):
+    """Return what a training changed, and the names of what no option can set."""
+    (folder / "params").mkdir()
+    for name, config in {"agent": found, "env": found_env or {}}.items():
+        (folder / "params" / f"{name}.yaml").write_text(yaml.dump(config, sort_keys=False))
+    return noted_settings(folder, {"agent": agent, "env": env or {}}, dict)
+
+
 def test_what_a_training_changed_are_plain_values_and_the_names_of_others(tmp_path):
     agent = {"seed": 1, "rate": 0.1, "loss": "mse", "sizes": (8, 8), "cfg": None, "gone": 1}
     agent |= {"kind": "RNNModel", "code": "RNNModel"}
     env = {"scene": {"num_envs": 2, "kind": "plane"}, "decimation": 4, "limits": [0.0, 1.0]}
-    changed = {
-        "agent": agent | {"seed": 2, "rate": 0.2, "loss": "bce", "sizes": (4,), "cfg": {"a": 1}},
-        "env": env | {"scene": {"num_envs": 9, "kind": "rough"}, "limits": [0.0, None], "new": 1},
-    }
-    changed["agent"] |= {"kind": "rsl_tbptt.algorithms:TbpttPPO", "code": "os.path:join"}
-    del changed["agent"]["gone"]
-    (tmp_path / "params").mkdir()
-    for name, config in changed.items():
-        (tmp_path / "params" / f"{name}.yaml").write_text(yaml.dump(config, sort_keys=False))
-    values, others = noted_settings(tmp_path, {"agent": agent, "env": env}, dict)
+    found = agent | {"seed": 2, "rate": 0.2, "loss": "bce", "sizes": (4,), "cfg": {"a": 1}}
+    found |= {"kind": "rsl_tbptt.algorithms:TbpttPPO", "code": "os.path:join"}
+    del found["gone"]
+    rough = env | {"scene": {"num_envs": 9, "kind": "rough"}, "limits": [0.0, None], "new": 1}
+    values, others = noted(tmp_path, agent, found, env, rough)
     assert values == {
         "agent.rate": 0.2,
         "agent.loss": "bce",
@@ -268,10 +271,7 @@ FOREIGN = {
 def test_a_runs_config_cannot_name_code_of_others(value, tmp_path):
     agent = {"algorithm": {"class_name": "PPO", "loss": "mse", "losses": ["mse"]}}
     found = {"class_name": value, "loss": value, "losses": [value], "added": value}
-    (tmp_path / "params").mkdir()
-    note(tmp_path, {"algorithm": found})
-    (tmp_path / "params" / "env.yaml").write_text("{}")
-    values, others = noted_settings(tmp_path, {"agent": agent, "env": {}}, dict)
+    values, others = noted(tmp_path, agent, {"algorithm": found})
     assert values == {}
     assert {*others} == {f"agent.algorithm.{name}" for name in found}
 
@@ -283,10 +283,7 @@ def test_a_simple_class_name_is_that_of_a_class_and_a_path_that_of_a_file(tmp_pa
         "teacher": "logs/rsl_rl/1.0/model_9.pt",
         "logger": {"class_name": "rsl_tbptt.models.RecurrentModel"},
     }
-    (tmp_path / "params").mkdir()
-    note(tmp_path, found)
-    (tmp_path / "params" / "env.yaml").write_text("{}")
-    values, others = noted_settings(tmp_path, {"agent": agent, "env": {}}, dict)
+    values, others = noted(tmp_path, agent, found)
     assert values == {
         "agent.teacher": found["teacher"],
         "agent.logger.class_name": "rsl_tbptt.models.RecurrentModel",

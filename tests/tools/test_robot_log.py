@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import RNNModel
+from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.robot.export import Recorded, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 from rsl_tbptt.tools.robot.robot_program import usual_orders
 
@@ -50,10 +49,8 @@ def bundle(tmp_path_factory):
     policy = RNNModel(obs, groups, "actor", 4, obs_normalization=True, **sizes)
     policy.update_normalization(obs)
     policy.eval()
-    golden = draw(policy, {}, {name: obs[name][:1] for name in ("policy", "goal")}, NUM_STEPS, 0)
     folder = tmp_path_factory.mktemp("bundle")
-    about = {"checkpoint": "model_1.pt", "iteration": 1}
-    write_bundle(folder, Recorded(policy, golden, "drawn"), {}, ROBOT, about)
+    write_drawn_bundle(folder, policy, obs[:1].to_dict(), NUM_STEPS, ROBOT)
     return folder
 
 
@@ -180,17 +177,11 @@ def test_differences_without_a_known_fault_are_reported(bundle, tmp_path, log):
     assert re.match(r"actions/legs: 4 of 4 numbers .* no known fault explains it", texts[-1])
 
 
-def walk(seed, deviation=0.2):
-    """Return what the sensors of a robot that moves to and fro measure, at angles about 0.8."""
+def walk(seed=0, deviation=0.2, noise=0.005):
+    """Read twice the sensors of a robot that moves to and fro, at angles about 0.8."""
     generator, time = np.random.default_rng(seed), np.arange(NUM_STEPS)[:, None]
-    phases = generator.uniform(0, 7, 6)
-    values = deviation * np.sin(0.4 * time + phases) + [0, 0, 0.8, 0.8, 0.8, 0.8]
-    return values, generator
-
-
-def noisy(values, generator, noise):
-    """Read sensors."""
-    return values + noise * generator.normal(size=values.shape)
+    values = deviation * np.sin(0.4 * time + generator.uniform(0, 7, 6)) + [0, 0, *[0.8] * 4]
+    return [values + noise * generator.normal(size=values.shape) for _ in range(2)]
 
 
 def logged(bundle, readings, wrong=np.positive):
@@ -205,8 +196,9 @@ def logged(bundle, readings, wrong=np.positive):
 DIFFERENT = {
     "degrees": np.rad2deg,
     "default positions not subtracted": lambda angles: angles + np.asarray([0.1, -0.1, 0.8, -1.5]),
+    "smaller": lambda angles: 0.8 + 0.6 * (angles - 0.8),
     "a constant": np.zeros_like,
-    "of another robot": lambda angles: walk(99)[0][:, 2:],
+    "of another robot": lambda angles: walk(99, noise=0.0)[0][:, 2:],
 }
 
 
@@ -215,8 +207,7 @@ DIFFERENT = {
 def test_observations_that_differ_by_more_than_noise_are_a_failure(
     bundle, tmp_path, capsys, wrong, noise
 ):
-    values, generator = walk(0)
-    readings = [noisy(values, generator, noise) for _ in range(2)]
+    readings = walk(noise=noise)
     np.savez(tmp_path / "a.npz", **logged(bundle, readings, wrong))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
     assert re.search(
@@ -228,17 +219,14 @@ def test_observations_that_differ_by_more_than_noise_are_a_failure(
 
 @pytest.mark.parametrize("noise", [0.0, 0.005])
 def test_a_joint_that_differs_is_a_failure(bundle, tmp_path, noise):
-    values, generator = walk(0)
-    readings = [noisy(values, generator, noise) for _ in range(2)]
-    log = logged(bundle, readings, lambda angles: angles + 0.1 * (np.arange(4) == 1))
+    log = logged(bundle, walk(noise=noise), lambda angles: angles + 0.1 * (np.arange(4) == 1))
     [fault] = diagnosed(bundle, tmp_path, log).faults
     assert fault.text.startswith("policy/angles: 1 of 4 numbers differ by up to 0.1")
 
 
 def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
     for seed in range(8):
-        values, generator = walk(seed, deviation=0.0)
-        readings = [noisy(values, generator, 0.02) for _ in range(2)]
+        readings = walk(seed, deviation=0.0, noise=0.02)
         found = diagnosed(bundle, tmp_path, logged(bundle, readings))
         assert found.faults == []
         assert "policy/turn is not compared: its noise hides it" in found.notes
@@ -246,10 +234,8 @@ def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
 
 @pytest.mark.parametrize("name", ["raw/policy/angles", "obs/policy"])
 def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
-    values, generator = walk(0)
-    readings = [noisy(values, generator, 0.005) for _ in range(2)]
-    log = logged(bundle, readings, np.negative)
-    log[name][30, -1] = 1e3
+    log = logged(bundle, walk(), np.negative)
+    log[name][30, -4:] = 1e3
     found = diagnosed(bundle, tmp_path, log)
     text = "policy/angles: the sign is flipped"
     assert [fault.text for fault in found.faults if fault.kind == "sign flipped"] == [text]

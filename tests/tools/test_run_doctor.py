@@ -8,10 +8,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt.tools.commands.cli import main
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Loss/"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Loss/")]
 
 
 @pytest.fixture(scope="module", autouse=True)

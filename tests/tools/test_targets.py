@@ -17,12 +17,11 @@ import pytest
 import torch
 import yaml
 from rsl_rl.models import MLPModel, RNNModel
+from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.commands import commands
 from rsl_tbptt.tools.robot.c_code import Exported
-from rsl_tbptt.tools.robot.export import Recorded, write_bundle
-from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.runtime_configs import rl_sar_config, unitree_config, write_config
 from rsl_tbptt.tools.robot.targets import TARGETS
 from rsl_tbptt.tools.robot.verify import verify
@@ -82,34 +81,35 @@ def with_terms(*terms, **entries):
     return changed(observation_groups={"policy": group})
 
 
-def with_action(**entries):
-    return changed(actions=[{**ROBOT["actions"][0], **entries}])
+def with_term(place, terms=TERMS, **entries):
+    return with_terms(*terms[:place], {**terms[place], **entries}, *terms[place + 1 :])
+
+
+def with_action(robot=ROBOT, **entries):
+    return changed(robot, actions=[{**ROBOT["actions"][0], **entries}])
+
+
+def selecting(joints):
+    return {"asset_cfg": {"entity": "robot", "joint_names": [*joints]}}
 
 
 UNSCALED = with_terms(*PLAIN)
 """A robot that every target fits."""
 
 
-def write(folder, kind="lstm", robot=UNSCALED, targets=tuple(TARGETS), fault=None):
+def write(folder, *, remembers=True, robot=UNSCALED, targets=tuple(TARGETS)):
     """Write the bundle of a policy of one group, and return its golden trajectory."""
     torch.manual_seed(0)
     (width,) = robot["observation_groups"]["policy"]["shape"]
     num_actions = len(robot["joint_names"])
     obs = TensorDict({"policy": torch.randn(50, width)}, batch_size=[50])
     groups = {"actor": ["policy"]}
-    if kind == "mlp":
-        policy = MLPModel(obs, groups, "actor", num_actions, hidden_dims=[8]).eval()
-    else:
-        options = {"rnn_type": kind, "rnn_hidden_dim": 12, "rnn_num_layers": 2}
+    if remembers:
+        options = {"rnn_type": "lstm", "rnn_hidden_dim": 12, "rnn_num_layers": 2}
         policy = RNNModel(obs, groups, "actor", num_actions, hidden_dims=[8], **options).eval()
-    trajectory = draw(policy, {}, {"policy": obs["policy"][:1]}, STEPS, seed=1)
-    if policy.is_recurrent:
-        policy.reset()
-    if fault is not None:
-        fault(policy)
-    about = {"checkpoint": "model_5.pt", "iteration": 5}
-    write_bundle(folder, Recorded(policy, trajectory, "drawn"), {}, robot, about, targets=targets)
-    return trajectory
+    else:
+        policy = MLPModel(obs, groups, "actor", num_actions, hidden_dims=[8]).eval()
+    return write_drawn_bundle(folder, policy, obs[:1].to_dict(), STEPS, robot, targets=targets)
 
 
 @pytest.fixture(scope="module")
@@ -129,27 +129,19 @@ def test_the_command_line_and_the_page_name_every_target(request):
     assert all(f"| [`{name}`](" in page for name in TARGETS)
 
 
-def assert_all_replayed(folder):
+@needs_gxx
+@pytest.mark.parametrize("remembers", [True, False])
+def test_verify_replays_every_target_and_detects_a_fault_in_it(bundle, tmp_path, remembers):
+    folder, golden = tmp_path, bundle[1]
+    if remembers:
+        shutil.copytree(bundle[0], folder, dirs_exist_ok=True)
+    else:
+        golden = write(folder, remembers=False)
     differences = verify(folder, [folder])
     assert differences.keys() == {"onnx", "torchscript", *TARGETS}
     assert max(differences.values()) < TOLERANCE
-
-
-@needs_gxx
-def test_verify_replays_every_target(bundle):
-    assert_all_replayed(bundle[0])
-
-
-@needs_gxx
-def test_policies_without_a_memory_have_the_same_targets(tmp_path):
-    write(tmp_path, "mlp")
-    assert_all_replayed(tmp_path)
-
-
-@needs_gxx
-def test_verify_detects_a_fault_in_every_target(tmp_path):
-    write(tmp_path, "gru", fault=lambda policy: policy.mlp[-1].bias.data.add_(0.1))
-    assert min(verify(tmp_path, [tmp_path]).values()) > 0.01
+    np.savez(folder / "golden.npz", **{**golden, "actions": golden["actions"] + 0.1})
+    assert min(verify(folder, [folder]).values()) > 0.01
 
 
 def test_unitree_gym_takes_and_resets_the_policy_as_its_own_lstm(bundle):
@@ -341,16 +333,22 @@ def test_legged_control2_has_matrices_for_states(bundle):
     assert written == of_bundle
 
 
-CONFIG = "rl_sar/policy/{}/rsl_tbptt/config.yaml"
 DEPLOY = "unitree/params/deploy.yaml"
 
 
 def test_configs_have_the_known_values(tmp_path):
-    write(folder := tmp_path, robot=ROBOT, targets=("rl_sar", "unitree"))
-    config = (folder / CONFIG.format("go2")).read_text()
-    assert config.splitlines()[0] == "# model_5.pt, trained with a control step of 0.02 s."
-    assert config.count("#") == 1
-    assert yaml.safe_load(config) == {
+    found = []
+    for config, gate, *under in (
+        (rl_sar_config, "model_name", "go2/rsl_tbptt"),
+        (unitree_config, "joint_ids_map"),
+    ):
+        write_config(tmp_path / gate, metadata_of(ROBOT), config, gate, *under)
+        text = (tmp_path / gate).read_text()
+        assert text.splitlines()[0] == "# m.pt, trained with a control step of 0.02 s."
+        assert text.count("#") == 1
+        found.append(yaml.safe_load(text))
+    rl_sar, unitree = found
+    assert rl_sar == {
         "go2/rsl_tbptt": {
             "model_name": "policy.pt",
             "num_observations": 15,
@@ -375,10 +373,7 @@ def test_configs_have_the_known_values(tmp_path):
             "joint_mapping": [0, 1],
         }
     }
-    deploy = (folder / DEPLOY).read_text()
-    assert deploy.count("#") == 1
-    found = yaml.safe_load(deploy)
-    scales = {name: each["scale"] for name, each in found["observations"].items()}
+    scales = {name: each["scale"] for name, each in unitree["observations"].items()}
     assert [*scales.items()] == [
         ("base_ang_vel", [0.25] * 3),
         ("projected_gravity", [1.0] * 3),
@@ -389,9 +384,9 @@ def test_configs_have_the_known_values(tmp_path):
     ]
     others = {"params": {}, "clip": None, "history_length": 1}
     assert all(
-        each == others | {"scale": scales[n]} for n, each in found.pop("observations").items()
+        each == others | {"scale": scales[n]} for n, each in unitree.pop("observations").items()
     )
-    assert found == {
+    assert unitree == {
         "joint_ids_map": [1, 0],
         "step_dt": 0.02,
         "stiffness": [40.0, 20.0, 0.0],
@@ -410,106 +405,54 @@ def test_configs_have_the_known_values(tmp_path):
     }
 
 
+FOOT, SPEED = ({"sensor_name": f"robot/{name}"} for name in ("foot", "imu_lin_vel"))
+POSE = term("pose", "generated_commands", 4, parameters={"command_name": "pose"})
+UNTOLD = {name: value for name, value in TERMS[3].items() if name != "parameters"}
 BOTH, RL_SAR, UNITREE_ALONE = (True, True), (True, False), (False, True)
 INCOMPLETE = {
-    "the motor of each joint, the joints being ['hip', 'knee']": (
-        changed(joint_sdk_names=None),
-        BOTH,
-    ),
-    "expected the first motors of ['arm', 'hip', 'knee']": (
-        changed(joint_sdk_names=["arm", "hip", "knee"]),
-        RL_SAR,
-    ),
-    "joint_stiffness is not known": (changed(joint_stiffness=None), BOTH),
-    "actions are [] of ['hip', 'knee']": (changed(actions=None), BOTH),
-    "actions are ['JointPositionAction'] of ['knee']": (
-        with_action(joint_names=["knee"], width=1),
-        BOTH,
-    ),
-    "actions are ['JointVelocityAction']": (with_action(kind="JointVelocityAction"), BOTH),
-    "not every observation group tells its terms": (changed(observation_groups=None), BOTH),
-    "no observation like heights": (with_terms(*TERMS[:-1], term("heights", "scan", 2)), BOTH),
-    "no observation like base_lin_vel": (
-        with_terms(term("base_lin_vel", "base_lin_vel", 3), *TERMS[1:]),
-        BOTH,
-    ),
-    "no observation like velocity": (
-        with_terms(
-            term("velocity", "builtin_sensor", 3, parameters={"sensor_name": "robot/imu_lin_vel"}),
-            *TERMS[1:],
+    BOTH: {
+        "the motor of each joint, the joints being ['hip', 'knee']": changed(joint_sdk_names=None),
+        "joint_stiffness is not known": changed(joint_stiffness=None),
+        "actions are [] of ['hip', 'knee']": changed(actions=None),
+        "actions are ['JointPositionAction'] of ['knee']": with_action(
+            joint_names=["knee"], width=1
         ),
-        BOTH,
-    ),
-    "no observation like base_ang_vel": (  # of another sensor
-        with_terms(
-            term("base_ang_vel", "builtin_sensor", 3, parameters={"sensor_name": "robot/foot"}),
-            *TERMS[1:],
+        "actions are ['JointVelocityAction']": with_action(kind="JointVelocityAction"),
+        "not every observation group tells its terms": changed(observation_groups=None),
+        "no observation like heights": with_term(5, name="heights", function="scan"),
+        "no observation like base_lin_vel": with_term(0, name="base_lin_vel", parameters=SPEED),
+        "no observation like velocity": with_term(0, name="velocity", function="base_lin_vel"),
+        "no observation like base_ang_vel": with_term(0, parameters=FOOT),
+        "the modifiers of ['gravity']": with_term(1, modifiers=[{"name": "bias"}]),
+        "which joints joint_pos selects": with_terms(*TERMS[:3], UNTOLD, *TERMS[4:]),
+        "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": with_term(
+            3, parameters={"asset_cfg": {"entity": "ball"}}
         ),
-        BOTH,
-    ),
-    "the modifiers of ['w']": (
-        with_terms(term("w", "base_ang_vel", 3, modifiers=[{"name": "bias"}]), *TERMS[1:]),
-        BOTH,
-    ),
-    "which joints joint_pos selects": (
-        with_terms(*TERMS[:3], {k: v for k, v in TERMS[3].items() if k != "parameters"}),
-        BOTH,
-    ),
-    "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": (
-        with_terms(*TERMS[:3], {**TERMS[3], "parameters": {"asset_cfg": {"entity": "ball"}}}),
-        BOTH,
-    ),
-    "gravity has the parameter frame: foot": (
-        with_terms(TERMS[0], {**TERMS[1], "parameters": {"frame": "foot"}}, *TERMS[2:]),
-        BOTH,
-    ),
-    "joint_pos has the joints ['arm']": (
-        with_terms(
-            *TERMS[:3],
-            term(
-                "joint_pos", "joint_pos_rel", 1, parameters={"asset_cfg": {"joint_names": ["arm"]}}
-            )
-            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["arm"]}}},
+        "gravity has the parameter frame: foot": with_term(1, parameters={"frame": "foot"}),
+        "joint_pos has the joints ['arm']": with_term(3, shape=[1], parameters=selecting(["arm"])),
+        "command is not known to be a velocity": changed(command_ranges=None),
+        "pose is not known to be a velocity": changed(
+            with_terms(POSE), command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES}
         ),
-        BOTH,
-    ),
-    "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": (
-        with_terms(
-            *TERMS[:4],
-            {**TERMS[4], "parameters": {"asset_cfg": {"joint_names": ["knee", "hip"]}}}
-            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["knee", "hip"]}}},
+    },
+    UNITREE_ALONE: {
+        "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": with_term(
+            4, parameters=selecting(["knee", "hip"])
         ),
-        UNITREE_ALONE,
-    ),
-    "joins histories by time": (
-        with_terms(*TERMS, history_order="time"),
-        UNITREE_ALONE,
-    ),
-    "training clips actions at 1.0": (changed(clip_actions=1.0), UNITREE_ALONE),
-    "command is not known to be a velocity": (changed(command_ranges=None), BOTH),
-    "pose is not known to be a velocity": (
-        changed(
-            with_terms(term("pose", "generated_commands", 4, parameters={"command_name": "pose"})),
-            command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES},
-        ),
-        BOTH,
-    ),
-    "ROBOT, in this path and below": (changed(name=None), RL_SAR),
-    "offsets of actions are [0.0, 0.0]": (with_action(offset=0.0), RL_SAR),
-    "training clips the targets": (with_action(clip=[[-1.0, 1.0]] * 2), RL_SAR),
-    "{'actions': [-5.0, 5.0]}": (
-        with_terms(*TERMS[:-1], term("actions", "last_action", 2, clip=[-5.0, 5.0])),
-        RL_SAR,
-    ),
-    "actions is scaled by [0.5, 0.5]": (
-        with_terms(*TERMS[:-1], term("actions", "last_action", 2, scale=0.5)),
-        RL_SAR,
-    ),
-    "joint_pos is scaled by [1.0, 2.0], rl_sar has one": (
-        with_terms(*TERMS[:3], {**TERMS[3], "scale": [1.0, 2.0]}),
-        RL_SAR,
-    ),
+        "joins histories by time": with_terms(*TERMS, history_order="time"),
+        "training clips actions at 1.0": changed(clip_actions=1.0),
+    },
+    RL_SAR: {
+        "expected the first motors of ['arm',": changed(joint_sdk_names=["arm", "hip", "knee"]),
+        "ROBOT, in this path and below": changed(name=None),
+        "offsets of actions are [0.0, 0.0]": with_action(offset=0.0),
+        "training clips the targets": with_action(clip=[[-1.0, 1.0]] * 2),
+        "{'actions': [-5.0, 5.0]}": with_term(5, clip=[-5.0, 5.0]),
+        "actions is scaled by [0.5, 0.5]": with_term(5, scale=0.5),
+        "joint_pos is scaled by [1.0, 2.0], rl_sar has one": with_term(3, scale=[1.0, 2.0]),
+    },
 }
+"""What is missing for the configs of rl_sar, of Unitree's programs or of both."""
 
 
 def metadata_of(robot) -> dict[str, Any]:
@@ -526,9 +469,11 @@ def write_alone(folder, target, robot):
     TARGETS[target](folder / target, exported)
 
 
-@pytest.mark.parametrize(("message", "case"), INCOMPLETE.items(), ids=INCOMPLETE.keys())
-def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, message, case):
-    robot, where = case
+@pytest.mark.parametrize(
+    ("where", "message"), [(where, each) for where, cases in INCOMPLETE.items() for each in cases]
+)
+def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, where, message):
+    robot = INCOMPLETE[where][message]
     configs = {"model_name": rl_sar_config, "joint_ids_map": unitree_config}
     for (gate, config), concerned in zip(configs.items(), where, strict=True):
         path = tmp_path / gate
@@ -546,10 +491,6 @@ JOINTS = [f"{leg}_{kind}" for kind in KINDS for leg in ("FL", "FR", "RL", "RR")]
 """A Go2's motors, and its joints as Isaac Lab sorts them."""
 BY_NAME = {name: 0.1 * place - 0.5 for place, name in enumerate(MOTORS)}
 """A default position, from which every other number of a joint follows as well."""
-
-
-def selecting(joints):
-    return {"asset_cfg": {"entity": "robot", "joint_names": [*joints]}}
 
 
 def go2(actions=JOINTS, positions=None, velocities=None, histories=(1, 1), order="term"):
@@ -709,7 +650,7 @@ def test_programs_send_each_motor_what_training_sends_its_joint_from_the_first_s
     robot = go2(**options)
     programs = {"rl_sar": rl_sar_program, "unitree": unitree_program}
     written = [name for name, is_written in zip(programs, targets, strict=True) if is_written]
-    write(tmp_path, "mlp", robot, targets=written)
+    write(tmp_path, remembers=False, robot=robot, targets=written)
     assert max(verify(tmp_path).values()) < TOLERANCE
     for name in written:
         stiffness, damping, program = programs[name](tmp_path)
@@ -723,7 +664,7 @@ def test_programs_send_each_motor_what_training_sends_its_joint_from_the_first_s
 
 
 def test_entering_rl_sars_policy_again_starts_its_history_again(tmp_path):
-    write(tmp_path, "mlp", go2(histories=(3, 3)), targets=("rl_sar",))
+    write(tmp_path, remembers=False, robot=go2(histories=(3, 3)), targets=("rl_sar",))
     file = tmp_path / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
     policy = torch.jit.load(file)
     width = int(policy.order.max()) + 1
@@ -749,53 +690,28 @@ def test_names_of_a_checkpoint_add_no_lines_to_a_config(tmp_path):
     assert yaml.safe_load((tmp_path / "c").read_text())["go2/a"]["model_name"] is None
 
 
+EITHER, GYM = ("legged_control2", "unitree_gym"), ("unitree_gym",)
 UNFIT = {
-    "has the scales": (with_terms(*TERMS), ["legged_control2"]),
-    "joint_pos has the scales": (
-        with_terms(*PLAIN[:3], {**PLAIN[3], "scale": [1.0, 2.0]}, *PLAIN[4:]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "actions has the scales": (
-        with_terms(*PLAIN[:5], {**PLAIN[5], "scale": 0.5}),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), ["unitree_gym"]),
-    "have a history": (
-        with_terms(*PLAIN[:3], term("joint_pos", "joint_pos_rel", 2, 3), *PLAIN[4:]),
-        ["unitree_gym"],
-    ),
-    "gravity is clipped or modified": (
-        with_terms(PLAIN[0], {**PLAIN[1], "clip": [-1.0, 1.0]}, *PLAIN[2:]),
-        ["legged_control2", "unitree_gym"],
-    ),
+    "base_ang_vel has the scales": (ROBOT, EITHER[:1]),
+    "joint_pos has the scales": (with_term(3, PLAIN, scale=[1.0, 2.0]), EITHER),
+    "actions has the scales": (with_term(5, PLAIN, scale=0.5), EITHER),
+    "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), GYM),
+    "have a history": (with_term(3, PLAIN, shape=[6], history_length=3), GYM),
+    "gravity is clipped or modified": (with_term(1, PLAIN, clip=[-1.0, 1.0]), EITHER),
     "joint_pos has the joints": (
-        with_terms(*PLAIN[:3], {**PLAIN[3], "parameters": selecting(["knee", "hip"])}, *PLAIN[4:]),
-        ["legged_control2", "unitree_gym"],
+        with_term(3, PLAIN, parameters=selecting(["knee", "hip"])),
+        EITHER,
     ),
-    "actions move the joints": (
-        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "joint_names": ["knee", "hip"]}]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "offsets of actions are": (
-        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "offset": 0.0}]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "targets of joints are clipped": (
-        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "clip": [[-1.0, 1.0]] * 2}]),
-        ["legged_control2", "unitree_gym"],
-    ),
-    "command is not known to be a velocity": (
-        changed(UNSCALED, command_ranges=None),
-        ["legged_control2", "unitree_gym"],
-    ),
+    "actions move the joints": (with_action(UNSCALED, joint_names=["knee", "hip"]), EITHER),
+    "offsets of actions are": (with_action(UNSCALED, offset=0.0), EITHER),
+    "targets of joints are clipped": (with_action(UNSCALED, clip=[[-1.0, 1.0]] * 2), EITHER),
+    "command is not known to be a velocity": (changed(UNSCALED, command_ranges=None), EITHER),
 }
 
 
-@pytest.mark.parametrize(("message", "case"), UNFIT.items(), ids=UNFIT.keys())
-def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(
-    tmp_path, message, case
-):
-    robot, targets = case
+@pytest.mark.parametrize("message", UNFIT)
+def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(tmp_path, message):
+    robot, targets = UNFIT[message]
     for target in targets:
         with pytest.raises(ValueError, match=f"fit the program of '{target}': .*{message}"):
             write_alone(tmp_path, target, robot)

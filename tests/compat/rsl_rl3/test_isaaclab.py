@@ -34,12 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
 NUM_ENVS = 16
 LAYERS = {"activation": "elu", "init_noise_std": 0.2}
 MEMORY = {"rnn_type": "lstm", "rnn_hidden_dim": 16, "rnn_num_layers": 1}
-RUN = {
-    "device": "cpu",
-    "num_steps_per_env": 8,
-    "save_interval": 100,
-    "experiment_name": "recall",
-}
+RUN = {"device": "cpu", "num_steps_per_env": 8, "save_interval": 100, "experiment_name": "recall"}
 
 
 class RecallInIsaacLab(isaaclab2_stubs.DirectRLEnv):
