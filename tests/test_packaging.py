@@ -166,6 +166,16 @@ def test_the_wheel_alone_exports_the_demos_student(demo):
 
 
 @pytest.mark.package
+@pytest.mark.isaaclab
+def test_the_wheel_alone_evaluates_the_demos_student(demo):
+    run, checkpoint, _ = demo
+    printed = run("rsl-tbptt", "evaluate", "--checkpoint", checkpoint, "--episodes", "4")
+    assert "mean return" in printed
+    evaluation = json.loads(Path(checkpoint).with_name("evaluation.json").read_text())
+    assert (evaluation["task"], evaluation["episodes"]) == ("Tbptt-Cartpole-Occluded", 4)
+
+
+@pytest.mark.package
 def test_the_error_of_the_wheel_alone_names_the_extra_to_export(built):
     program = built / "venv" / "bin" / "rsl-tbptt"
     help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)

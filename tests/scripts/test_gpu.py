@@ -1,6 +1,8 @@
 """``make gpu``: portions in order, each within its time, and not again once they have passed."""
 
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -29,6 +31,25 @@ def test_portions_that_passed_are_not_run_again(tmp_path, capsys):
     assert "## once\n\n```text\nfound\n```" in report
 
 
+def test_another_command_of_the_same_name_has_not_passed(tmp_path):
+    assert run_all([python("row", "print('quick')")], "cpu", tmp_path)
+    assert run_all([python("row", "print('whole')")], "cpu", tmp_path)
+    assert (tmp_path / "row.txt").read_text() == "whole\n"
+
+
+def test_an_interrupted_portion_ends(tmp_path, monkeypatch):
+    ended = tmp_path / "ended"
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([Portion("long", 1, ("sh", "-c", f"sleep 1; touch {ended}"))], "cpu", tmp_path)
+    time.sleep(2)
+    assert not ended.exists()
+
+
 def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
     slow = python("slow", "import time; print('began', flush=True); time.sleep(60)", 0.02)
     assert not run_all([slow, python("next", "print(1)")], "cpu", tmp_path)
@@ -36,6 +57,14 @@ def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
     assert "| slow | ran out of time |" in report
     assert "| next | passed |" in report
     assert (tmp_path / "slow.txt").read_text() == "began\n"
+
+
+def test_children_of_a_portion_end_with_it(tmp_path):
+    ended = tmp_path / "ended"
+    slow = Portion("slow", 0.01, ("sh", "-c", f"(sleep 3; touch {ended}) & wait"))
+    assert not run_all([slow], "cpu", tmp_path)
+    time.sleep(3)
+    assert not ended.exists()
 
 
 def test_a_portion_that_might_take_too_long_is_not_begun(tmp_path):
@@ -64,6 +93,12 @@ def test_four_minutes_are_planned_for_the_tests_and_what_people_train(tmp_path, 
     first = 1 + max(names.index(name) for name in names if "tests" in name or "trained" in name)
     assert {f"bench-{rows}" for rows in TRAINED} | {"tests-scan"} < {*names[:first]}
     assert sum(portion.minutes for portion in todo[:first]) <= 4.0
+
+
+def test_no_portion_takes_what_is_not_left(tmp_path):
+    slow = python("slow", "import time; time.sleep(60)", 0.02)
+    assert not run_all([slow], "cpu", tmp_path, minutes=0.03)
+    assert "| slow | ran out of time | 1." in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.long
