@@ -4,13 +4,11 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, roll_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rsl_tbptt
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core.recording import Recorder
-from scripts.benchmark.launches import kernels_without_work
 
 PACKAGE = Path(rsl_tbptt.__file__).parent
 MOST_FRAMES, MOST_FILES = 12, 8  # the last frame is the product's own
@@ -36,21 +34,8 @@ class StacksOfScans(TorchDispatchMode):
         return operator(*arguments, **(kwargs or {}))
 
 
-class StacksOfRecordings(StacksOfScans):
-    """The same inside of recordings, which are not replayed here."""
-
-    all_stacks: set = set()  # noqa: RUF012
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self.all_stacks |= self.stacks
-
-    def replay(self):
-        """Do nothing: the results of the recording are as good."""
-
-
 MAKES = {
-    "ppo": (make_ppo, roll_out_ppo, TbpttPPO),
+    "ppo": (make_ppo, roll_out, TbpttPPO),
     "distillation": (make_distillation, roll_out, TbpttDistillation),
 }
 
@@ -72,21 +57,3 @@ def test_few_frames_are_between_a_window_and_the_scan(kind, engine):
     with StacksOfScans() as seen:
         algorithm.update()
     assert_few_frames(seen.stacks)
-
-
-@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
-@pytest.mark.parametrize("kind", MAKES)
-def test_few_frames_are_between_a_recorded_step_and_the_scan(kind):
-    """The engine of GPUs, with kernels that compute nothing, while steps are recorded."""
-    make, fill, algorithm_class = MAKES[kind]
-    shared = {"gradient_length": 3, "num_learning_epochs": 4, "scan_engine": "triton"}
-    with kernels_without_work():
-        algorithm = make(algorithm_class, 6, 4, **shared)
-        algorithm.recorder = Recorder("cpu", capture=StacksOfRecordings)
-        stacks = set()
-        for seed in range(3):
-            fill(algorithm, seed)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(StacksOfRecordings, "all_stacks", stacks)
-                algorithm.update()
-    assert_few_frames(stacks)

@@ -16,9 +16,8 @@ from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
+    train,
 )
 from support.safe_runs import make_runner, model_cfg
 
@@ -192,9 +191,8 @@ def ppo_after_an_update(changes=None, **options):
     for name, value in (changes or {}).items():
         setattr(algorithm, name, value)
         assert getattr(algorithm, name) == value
-    roll_out_ppo(algorithm, 0)
-    algorithm.update()
-    return ppo_parameters_of(algorithm)
+    train(algorithm, 0)
+    return parameters_of(algorithm)
 
 
 CHANGES = {
@@ -235,8 +233,7 @@ def test_an_attribute_of_a_distillation_acts_from_the_next_update_on(name):
         algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
         if change:
             setattr(algorithm, name, change[name])
-        roll_out(algorithm, 0)
-        algorithm.update()
+        train(algorithm, 0)
         parameters.append(parameters_of(algorithm))
     assert torch.equal(parameters[0], parameters[1])
     assert not torch.equal(parameters[0], parameters[2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out
 from support.rank_processes import run_ranks
 from torch import distributed
 
@@ -81,7 +81,7 @@ def test_a_training_goes_on_after_its_models_have_played_in_fewer_environments(k
     distilling = make_distillation(TbpttDistillation, 6, 4, kind, kind, gradient_length=3)
     for algorithm, fill in (
         (distilling, roll_out),
-        (make_ppo(TbpttPPO, 6, 4, kind, kind), roll_out_ppo),
+        (make_ppo(TbpttPPO, 6, 4, kind, kind), roll_out),
     ):
         fill(algorithm, 0)
         algorithm.update()
@@ -97,7 +97,7 @@ def test_a_training_goes_on_after_its_models_have_played_in_fewer_environments(k
 
 def refusal(training):
     """Return the error of the first rollout, or with a budget of the first update."""
-    play = roll_out_ppo if isinstance(training, TbpttPPO) else roll_out
+    play = roll_out if isinstance(training, TbpttPPO) else roll_out
     try:
         play(training, 0)
         training.update()

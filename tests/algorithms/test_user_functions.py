@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.discrete import DISCRETE
-from support.helpers import make_distillation, make_ppo, obs_like, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, obs_like, train
 from support.several_teachers import MEMORYLESS, save_teachers
 from support.several_teachers import make as make_several
 from support.symmetry_reference import ENV, mirror, symmetry_cfg
@@ -234,8 +234,6 @@ def test_good_functions_still_train():
         "symmetry_cfg": symmetry_cfg(mirror_loss=False),
     }
     algorithm = make_distillation(TbpttDistillation, 4, 6, **options)
-    roll_out(algorithm, 0)
-    assert algorithm.update()["skipped_updates"] == 0
+    assert train(algorithm, 0)["skipped_updates"] == 0
     ppo = make_ppo(TbpttPPO, 4, 6, "lstm", "mlp", symmetry_cfg=symmetry_cfg())
-    roll_out_ppo(ppo, 0)
-    assert ppo.update()["skipped_updates"] == 0
+    assert train(ppo, 0)["skipped_updates"] == 0

@@ -22,13 +22,11 @@ from support.helpers import (
     make_obs,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
 )
 from support.inside import through_a_file
 from support.one_pass import ONE_PASS
-from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.tolerances import PARITY_FLOAT32
 from tensordict import TensorDict
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -70,7 +68,7 @@ def configured(class_name, **options):
 
 def train(algorithm, seeds):
     for seed in seeds:
-        roll_out_ppo(algorithm, seed)
+        roll_out(algorithm, seed)
         algorithm.update()
 
 
@@ -86,22 +84,7 @@ def test_a_run_with_shared_encoders_continues_with_rsl_rl_and_vice_versa(ours_fi
     for algorithm in (first, second):
         algorithm.learning_rate = first.learning_rate  # rsl_rl 5.0 leaves it
         train(algorithm, range(2, 4))
-    torch.testing.assert_close(ppo_parameters_of(ours), ppo_parameters_of(theirs), **PARITY_FLOAT32)
-
-
-def test_shared_encoders_are_undone_with_the_update():
-    algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing")
-    train(algorithm, range(1))
-    before = ppo_parameters_of(algorithm)
-
-    def poison(step, obs, rewards):
-        if step == 2:
-            obs["camera"][3, 1, 2, 2] = float("nan")
-
-    roll_out_ppo(algorithm, 1, on_step=poison)
-    with pytest.warns(UserWarning, match=r"group 'camera' of environments \[3\], first at step 2"):
-        algorithm.update()
-    assert torch.equal(ppo_parameters_of(algorithm), before)
+    torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), **PARITY_FLOAT32)
 
 
 def test_a_frozen_actor_keeps_the_encoders_it_shares():
@@ -114,22 +97,6 @@ def test_a_frozen_actor_keeps_the_encoders_it_shares():
         train(algorithm, range(1))
         assert torch.equal(actor, parameters_to_vector(algorithm.actor.parameters())) == held
     assert not torch.equal(critic, parameters_to_vector(algorithm.critic.mlp.parameters()))
-
-
-@pytest.mark.parametrize("teacher", ["cnn", "mlp"])
-def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
-    batched, stepwise = (
-        make_distillation(
-            TbpttDistillation, T, N, "cnn", teacher, gradient_length=3, batch_teacher_labels=batch
-        )
-        for batch in (True, False)
-    )
-    for algorithm in (batched, stepwise):
-        roll_out(algorithm, 0)
-        algorithm.update()
-    labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
-    torch.testing.assert_close(*labels, **SAME_FLOAT32)
-    torch.testing.assert_close(parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32)
 
 
 class Peeking(MLPModel):
@@ -148,21 +115,9 @@ def test_a_users_model_may_read_any_group(role):
     model = getattr(algorithm, role)
     model.__class__ = Peeking
     before = parameters_to_vector(model.parameters())
-    (roll_out if role == "student" else roll_out_ppo)(algorithm, 0)
+    (roll_out if role == "student" else roll_out)(algorithm, 0)
     algorithm.update()
     assert not torch.equal(before, parameters_to_vector(model.parameters()))
-
-
-class FeaturesNormalized(CNNRNNModel):
-    def build_encoder(self, obs):
-        self.norms = nn.ModuleDict({name: nn.LazyBatchNorm1d() for name in IMAGES})
-
-    @property
-    def encoders(self):
-        norms, encoders = self.norms, super().encoders
-        return {
-            name: lambda frames, name=name: norms[name](encoders[name](frames)) for name in IMAGES
-        }
 
 
 BATCH_NORM = CNN | {"norm": "batch"}

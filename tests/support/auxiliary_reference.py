@@ -8,7 +8,7 @@ import torch
 
 from rsl_tbptt.core import hidden_state
 from support import ppo_reference
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, roll_out
 from support.inside import networks_of_heads
 
 ONE_SGD_STEP: dict[str, Any] = {
@@ -98,7 +98,7 @@ def roll_out_by_ppo(algorithm: Any, seed: int) -> Past:
     """Fill the storage, then move the policy away from the one that acted; return the rollout."""
     models = (algorithm.actor, algorithm.critic)
     state = tuple(hidden_state.clone(model.get_hidden_state()) for model in models)
-    roll_out_ppo(algorithm, seed, done_rate=0.3)
+    roll_out(algorithm, seed, done_rate=0.3)
     ppo_reference.disturb(algorithm)
     storage = algorithm.storage
     return Past(storage.observations, storage.dones.squeeze(-1).bool(), state)

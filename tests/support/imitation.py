@@ -7,7 +7,7 @@ import torch
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core import hidden_state
-from support.helpers import make_model, make_ppo, roll_out_ppo
+from support.helpers import make_model, make_ppo, roll_out
 
 
 def teacher_file(folder: Path, kind: str = "lstm", **kwargs: Any) -> str:
@@ -46,7 +46,7 @@ def live(
         if "on_step" in hooks:
             hooks["on_step"](step, obs, rewards)
 
-    roll_out_ppo(algorithm, seed, done_rate, on_step=record)
+    roll_out(algorithm, seed, done_rate, on_step=record)
     said = []
     with torch.no_grad():
         for obs, dones in zip(

@@ -239,7 +239,7 @@ def _distillation_cases() -> dict[str, Case]:
 def _ppo_cases() -> dict[str, Case]:
     from rsl_tbptt.algorithms import TbpttPPO
     from support.fine_tuning import distilled, make_pulled
-    from support.helpers import MODELS, make_obs, make_ppo, rnd_cfg, roll_out_ppo
+    from support.helpers import MODELS, make_obs, make_ppo, rnd_cfg, roll_out
 
     def case(rnd: dict[str, Any] | None = None, **options: Any) -> Case:
         recurrent = {"lstm", "gru"} & {options.get("actor", "lstm"), options.get("critic", "lstm")}
@@ -253,7 +253,7 @@ def _ppo_cases() -> dict[str, Case]:
         def train() -> Any:
             extra = {} if rnd is None else {"rnd_cfg": rnd_cfg(**NORMALIZED_RND | rnd)}
             algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **extra})
-            return _trained(algorithm, roll_out_ppo)
+            return _trained(algorithm, roll_out)
 
         return train
 
@@ -276,9 +276,9 @@ def _ppo_cases() -> dict[str, Case]:
                 rewards[1] = torch.inf
 
         algorithm, _ = case()()
-        roll_out_ppo(algorithm, 5, on_step=spoil)
+        roll_out(algorithm, 5, on_step=spoil)
         algorithm.update()
-        return _trained(algorithm, roll_out_ppo)
+        return _trained(algorithm, roll_out)
 
     def resumed() -> Any:
         algorithm, _ = case(policy_loss="kl_penalty", schedule="fixed")()
@@ -287,7 +287,7 @@ def _ppo_cases() -> dict[str, Case]:
             num_mini_batches=2, policy_loss="kl_penalty", schedule="fixed",
         )  # fmt: skip
         other.load(algorithm.save(), None, strict=True)
-        return _trained(other, roll_out_ppo)
+        return _trained(other, roll_out)
 
     def planned() -> Any:
         algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, gradient_length=3, num_mini_batches=2)
@@ -295,7 +295,7 @@ def _ppo_cases() -> dict[str, Case]:
         algorithm.train_mode()
 
         def rolled_out_and_planned(*args: Any, **kwargs: Any) -> None:
-            roll_out_ppo(*args, **kwargs)
+            roll_out(*args, **kwargs)
             algorithm.memory_plan()
 
         return _trained(algorithm, rolled_out_and_planned)
@@ -305,7 +305,7 @@ def _ppo_cases() -> dict[str, Case]:
             options.setdefault("gradient_length", 3)
             algorithm = make_pulled(**options)
             algorithm.load(distilled(teacher=options.get("teacher", "lstm")), None, strict=True)
-            return _trained(algorithm, roll_out_ppo, updates)
+            return _trained(algorithm, roll_out, updates)
 
         return train
 
@@ -317,7 +317,7 @@ def _ppo_cases() -> dict[str, Case]:
             process(obs, rewards, dones, {**extras, "final_obs": dict(obs.apply(torch.neg))})
 
         algorithm.process_env_step = process_with_final
-        return _trained(algorithm, roll_out_ppo)
+        return _trained(algorithm, roll_out)
 
     window = {"minibatch_unit": "window", "gradient_length": 3}
     penalty = {"policy_loss": "kl_penalty", "schedule": "fixed"}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rsl_tbptt.core import hidden_state
-from support.helpers import roll_out_ppo
+from support.helpers import roll_out
 
 ExtraLoss = Callable[[Any, int, slice], torch.Tensor]
 """Returns an extra term of one sample's loss, shape (1,), given the actor after its step, the step
@@ -47,9 +47,9 @@ def roll_out_recording(algorithm: Any, seed: int, done_rate: float) -> list[tupl
         models = (algorithm.actor, algorithm.critic)
         states.append(tuple(hidden_state.clone(model.get_hidden_state()) for model in models))
 
-    roll_out_ppo(algorithm, seed, done_rate)
+    roll_out(algorithm, seed, done_rate)
     algorithm.storage.clear()
-    roll_out_ppo(algorithm, seed + 1, done_rate, on_step=record)
+    roll_out(algorithm, seed + 1, done_rate, on_step=record)
     return states
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
-from rsl_rl.models import MLPModel
 from support.auxiliary_reference import HEADS, vector
 from support.helpers import (
     ACTION_DIM,
@@ -15,9 +14,7 @@ from support.helpers import (
     make_obs,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
 )
 from support.inside import networks_of_heads, through_a_file
 
@@ -40,7 +37,7 @@ def by_ppo(**options: Any) -> Any:
 
 
 def train(algorithm, seeds):
-    fill = roll_out_ppo if hasattr(algorithm, "actor") else roll_out
+    fill = roll_out if hasattr(algorithm, "actor") else roll_out
     for seed in seeds:
         fill(algorithm, seed)
         metrics = algorithm.update()
@@ -49,7 +46,7 @@ def train(algorithm, seeds):
 
 def all_of(algorithm):
     """Return the parameters of the models, and of the heads, and the states of both optimisers."""
-    models = ppo_parameters_of if hasattr(algorithm, "actor") else parameters_of
+    models = parameters_of if hasattr(algorithm, "actor") else parameters_of
     return models(algorithm), heads_of(algorithm), *map(_state, algorithm.transaction.optimizers)
 
 
@@ -91,19 +88,6 @@ def test_heads_with_coefficient_zero_change_no_bit(make, options, change):
     assert torch.equal(_state(with_heads.optimizer), _state(without.optimizer))
     moves = not torch.equal(heads_of(with_heads), heads_of(make(auxiliary=heads, **options)))
     assert moves == (change == {"detach": True})
-
-
-def test_metrics_are_those_of_the_newest_rollout():
-    once = {"num_mini_batches": 1, "num_learning_epochs": 1, "update_length": T}
-    with_memory, without = (
-        distillation(auxiliary=HEADS, buffer_rollouts=size, **once) for size in (2, 0)
-    )
-    # The first updates are equal, so the second ones begin with the same parameters.
-    got, want = train(with_memory, range(2)), train(without, range(2))
-    assert "buffer" in got
-    assert "buffer" not in want
-    for name in HEADS:
-        assert got[f"auxiliary/{name}"] == pytest.approx(want[f"auxiliary/{name}"], rel=1e-5)
 
 
 def test_a_later_target_is_of_the_same_episode_and_rollout():
@@ -172,12 +156,6 @@ def test_bad_heads_are_refused_by_name_before_any_rollout(heads, message):
         distillation(auxiliary=heads)
 
 
-def test_looking_for_a_layer_leaves_only_its_hook_in_the_teacher():
-    teacher = distillation(auxiliary=LATENT).teacher
-    hooked = [name for name, layer in teacher.named_modules() if layer._forward_hooks]
-    assert hooked == ["mlp.0"]
-
-
 def test_a_layer_that_the_teacher_lacks_is_refused():
     with pytest.raises(ValueError, match=r"'teacher:mlp.9', expected a layer.*'mlp.0', 'mlp.1'"):
         distillation(auxiliary={"x": {"target": "teacher:mlp.9"}})
@@ -186,13 +164,6 @@ def test_a_layer_that_the_teacher_lacks_is_refused():
     images = {"teacher": "cnn", "batch_teacher_labels": True}
     with pytest.raises(ValueError, match="none of a CNN with batch_teacher_labels"):
         distillation(auxiliary={"x": {"target": "teacher:cnns.camera"}}, **images)
-
-
-class OwnForward(MLPModel):
-    """A model that is run step by step."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return super().forward(*args, **kwargs)
 
 
 def test_a_model_whose_latent_is_not_seen_is_refused():
@@ -222,44 +193,12 @@ def test_layers_of_the_teacher_are_recorded_step_by_step(teacher, in_batches):
         model.reset(storage.dones[t].squeeze(-1))
 
 
-@pytest.mark.parametrize("make", [distillation, by_ppo])
-def test_nan_in_a_target_is_named_and_undone(make):
-    algorithm = make(auxiliary={"x": {"target": "state", "columns": [0]}})
-    train(algorithm, [0])
-    before = all_of(algorithm)
-    fill = roll_out if make is distillation else roll_out_ppo
-    fill(algorithm, 1)
-    algorithm.storage.observations["state"][2, 1, 0] = math.nan
-    message = r"group 'state' of environments \[1\], first at step 2"
-    with pytest.warns(UserWarning, match=message):
-        assert algorithm.update() == {"skipped_updates": 1.0}
-    for got, want in zip(all_of(algorithm), before, strict=True):
-        assert torch.equal(got, want)
-
-
 def test_nan_in_a_layer_of_the_teacher_is_named():
     algorithm = distillation(auxiliary=LATENT)
     roll_out(algorithm, 0)
     algorithm._labels.layers.outputs["mlp.0"][3, 2] = math.nan
     with pytest.warns(UserWarning, match=r"the teacher's layer 'mlp.0' of environments \[2\]"):
         algorithm.update()
-
-
-@pytest.mark.parametrize("make", [distillation, by_ppo])
-def test_a_resumed_run_continues_with_its_heads(make):
-    heads = HEADS | (LATENT if make is distillation else {})
-    first, second = make(auxiliary=heads), make(auxiliary=heads)
-    train(first, range(2))
-    train(second, [5])
-    second.load(through_a_file(first.save()), None, strict=True)
-    results = []
-    for algorithm in (first, second):
-        for model in algorithm.transaction.stateful_models():
-            model.reset()
-        train(algorithm, range(2, 4))
-        results.append(all_of(algorithm))
-    for got, want in zip(*results, strict=True):
-        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
@@ -275,7 +214,7 @@ def test_checkpoints_load_with_and_without_heads(make):
     stock.load(checkpoint, None, strict=True)
     with pytest.warns(UserWarning, match=r"heads: \['velocity'.* of the checkpoint are not in"):
         without.load(checkpoint, None, strict=True)
-    models = parameters_of if make is distillation else ppo_parameters_of
+    models = parameters_of if make is distillation else parameters_of
     assert torch.equal(models(stock), models(with_heads))
     assert torch.equal(models(without), models(with_heads))
     fresh = make(auxiliary=HEADS)
@@ -314,27 +253,6 @@ def test_ppo_continues_with_the_heads_of_a_student():
     ppo.load(through_a_file(student.save()), None, strict=True)
     assert torch.equal(heads_of(ppo), heads_of(student))
     assert "auxiliary/velocity" in train(ppo, [0])
-
-
-def rolled_out(algorithm):
-    """Fill the storage; return the algorithm."""
-    play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
-    play(algorithm, 0)
-    return algorithm
-
-
-@pytest.mark.parametrize("make", [distillation, by_ppo])
-def test_heads_count_in_the_memory_of_an_update(make):
-    large = {"x": {"target": "state", "hidden_dims": [600, 600]}}
-    with_heads, without = make(auxiliary=large), make()
-    for algorithm in (with_heads, without):
-        rolled_out(algorithm)
-    bytes_of_heads = 4 * heads_of(with_heads).numel()
-    before = all_of(with_heads)
-    planned = with_heads.memory_plan().peak(1) - without.memory_plan().peak(1)
-    assert planned > 4 * bytes_of_heads  # the gradient, and what undoes an update
-    for got, want in zip(all_of(with_heads), before, strict=True):
-        assert torch.equal(got, want)
 
 
 def test_nan_in_the_target_of_a_head_with_coefficient_zero_does_not_matter():

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from support.helpers import absolute_error, make_distillation, make_model, parameters_of, roll_out
+from support.helpers import (
+    absolute_error,
+    make_distillation,
+    make_model,
+    parameters_of,
+    roll_out,
+    train,
+)
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
@@ -77,9 +84,7 @@ def test_one_slice_of_all_actions_is_its_loss_to_the_last_bit(loss):
     results, metrics = [], {}
     for loss_type in (loss, [{"loss": loss, "actions": [0, 2], "name": "all"}]):
         algorithm = make(loss_type=loss_type, buffer_rollouts=2, num_micro_batches=2)
-        for seed in range(2):
-            roll_out(algorithm, seed)
-            metrics = algorithm.update()
+        metrics = train(algorithm, *range(2))
         results.append(parameters_of(algorithm))
     assert torch.equal(*results)
     assert metrics["behavior/all"] == metrics["behavior"]
@@ -101,33 +106,6 @@ def test_a_slice_has_the_loss_of_its_own_gaussians():
     torch.testing.assert_close(found.reported["behavior/actions_0_1"], error)
     torch.testing.assert_close(loss.per_sample((mean, std), {ACTIONS: label, STD: label_std}),
                                found.trained)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("weight", "options"),
-    [
-        (None, {"buffer_rollouts": 2, "num_learning_epochs": 2, "num_mini_batches": 2}),
-        (lambda transitions: transitions.obs["state"][..., 0].abs(), {}),
-    ],
-)
-def test_each_slice_is_reported_without_its_coefficient(weight, options):
-    algorithm = make(
-        loss_type=[JOINT, GRIPPER], imitation_weight=weight, learning_rate=1e-30, **options
-    )
-    metrics = {}
-    for seed in range(2):
-        roll_out(algorithm, seed)
-        metrics = algorithm.update()
-    parts = metrics["behavior/joint"] + 0.5 * metrics["behavior/gripper"]
-    assert metrics["behavior"] == pytest.approx(parts, rel=1e-5)
-    assert ("buffer" in metrics) == bool(options)
-
-
-def test_actions_of_no_slice_are_not_trained():
-    algorithm = make(loss_type=[{"loss": "mse", "actions": [1, 2]}])
-    roll_out(algorithm, 0)
-    algorithm.storage.privileged_actions[..., 0] = 1e6
-    assert algorithm.update()["behavior"] < 1e3
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from support.helpers import (
     make_obs,
     parameters_of,
     roll_out,
+    train,
 )
 from support.inside import everything
 from support.rank_processes import run_ranks
@@ -126,26 +127,10 @@ def test_nothing_that_held_out_environments_see_moves_a_parameter(options, value
     results = []
     for on_step in (None, spoil):
         algorithm = make(num_mini_batches=2, num_learning_epochs=2, **options)
-        for seed in range(4):
-            roll_out(algorithm, seed, on_step=on_step)
-            algorithm.update()
+        train(algorithm, *range(4), on_step=on_step)
         assert algorithm.metrics["skipped_updates"] == 0.0
         results.append(everything(algorithm))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-
-
-def test_no_buffer_keeps_a_held_out_environment():
-    def mark(step, obs):
-        obs["policy"][:, 0] = torch.arange(N)
-
-    algorithm = make(buffer_rollouts=2, num_mini_batches=2)
-    for seed in range(6):
-        roll_out(algorithm, seed, on_step=mark)
-        algorithm.update()
-    buffer = algorithm.experience.buffer
-    kept = buffer.rollout.obs["policy"][:, buffer.past, 0]
-    assert kept.shape == (T, 2 * len(TRAINED))
-    assert set(kept.flatten().tolist()) == {*map(float, TRAINED)}
 
 
 @pytest.mark.parametrize("options", [{}, {"tail": "drop", "gradient_length": 4}], ids=names)
@@ -188,8 +173,7 @@ def test_loss_and_explained_variance_are_those_of_the_policy_that_acted(options)
     algorithm = make(learning_rate=0.1, num_learning_epochs=2, **options)
     for parameter in algorithm.teacher.parameters():
         parameter.data *= 3.0  # labels that vary by more than the student is wrong
-    roll_out(algorithm, 0)
-    algorithm.update()
+    train(algorithm, 0)
     seen = []
 
     def watch(step, obs):
@@ -261,16 +245,6 @@ def test_returns_continue_after_a_resume_or_begin_anew():
         second.held_out.resume(state)
         found.append(live(second, REWARDS[4:], ENDS[4:]))
     assert found == [[None, (5 + 220) / 2, (30 + 220) / 2], [None, None, None]]
-
-
-def test_an_undone_update_leaves_returns_to_continue():
-    algorithm = make(4, 2, gradient_length=2)
-    live(algorithm, REWARDS[:2], ENDS[:2])
-    algorithm.student.get_parameter("mlp.0.bias").data[0] = torch.nan  # undoes the next update
-    with pytest.warns(UserWarning, match="An update"):
-        live(algorithm, REWARDS[2:4], ENDS[2:4])
-    algorithm.student.get_parameter("mlp.0.bias").data[0] = 0.0
-    assert live(algorithm, REWARDS[4:], ENDS[4:]) == [None, (5 + 220) / 2, (30 + 220) / 2]
 
 
 # What follows is several ranks.

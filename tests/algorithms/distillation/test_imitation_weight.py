@@ -1,16 +1,21 @@
 """Weights of robot-steps in distillation: the exact weighted mean, for any micro-batches."""
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import support.helpers as helpers
 import torch
-from support.helpers import hold_frames, make_distillation, make_model, parameters_of, roll_out
-from support.rank_processes import run_ranks
+from support.helpers import (
+    hold_frames,
+    make_distillation,
+    make_model,
+    parameters_of,
+    roll_out,
+    train,
+)
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
-from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.health import limit_of
@@ -135,9 +140,7 @@ def test_a_constant_weight_changes_nothing(loss_reduction, constant):
     results = []
     for weight in (None, lambda transitions: torch.full((T, N), constant)):
         algorithm = make(imitation_weight=weight, **shared)
-        for seed in range(3):
-            roll_out(algorithm, seed)
-            metrics = algorithm.update()
+        metrics = train(algorithm, *range(3))
         results.append((parameters_of(algorithm), metrics))
     (without, plain), (weighted, metrics) = results
     torch.testing.assert_close(weighted, without, **EXACT_FLOAT64)
@@ -147,34 +150,11 @@ def test_a_constant_weight_changes_nothing(loss_reduction, constant):
     assert all(limit_of(name) for name in plain.keys() - metrics.keys())
 
 
-def test_the_gradient_is_zero_if_all_weights_are():
-    algorithm = make(
-        num_mini_batches=N, imitation_weight=lambda t: (t.obs["state"][..., 0] > 50).float()
-    )
-
-    def third_counts(step, obs):
-        obs["state"][2, 0] = 100.0
-
-    roll_out(algorithm, 0, on_step=third_counts)
-    metrics = algorithm.update()
-    with_gradient = [bool(gradient.any()) for gradient in algorithm.seen]
-    assert sum(with_gradient) == math.ceil(T / 3)  # the mini-batch of one of the environments
-    assert metrics["imitation_weight"] == pytest.approx(1 / N)
-    before = parameters_of(algorithm)
-    algorithm.seen.clear()
-    roll_out(algorithm, 1)
-    metrics = algorithm.update()
-    assert (metrics["behavior"], metrics["imitation_weight"]) == (0.0, 0.0)
-    assert not torch.stack(algorithm.seen).any()
-    assert before.isfinite().all()
-
-
 def test_saved_buffers_are_loaded_with_and_without_weights():
     saved = {}
     for weight in (None, weigh):
         algorithm = make(imitation_weight=weight, buffer_rollouts=2, save_buffer=True)
-        roll_out(algorithm, 0)
-        algorithm.update()
+        train(algorithm, 0)
         saved[weight] = algorithm.save()
         assert ("weights" in saved[weight]["rsl_tbptt"]["buffer"]) == (weight is not None)
     for before in (None, weigh):
@@ -215,8 +195,7 @@ def test_a_group_gives_the_same_weights_as_a_function_of_it():
     results = []
     for weight in ("success", lambda transitions: transitions.obs["success"].squeeze(-1)):
         algorithm = make(imitation_weight=weight)
-        roll_out(algorithm, 0)
-        metrics = algorithm.update()
+        metrics = train(algorithm, 0)
         assert 0 < metrics["imitation_weight"] < 1
         results.append(parameters_of(algorithm))
     assert torch.equal(*results)
@@ -281,8 +260,7 @@ def test_a_function_gets_the_executed_actions():
         return torch.ones(T, N)
 
     algorithm = make(imitation_weight=look, teacher_action_share=0.4)
-    roll_out(algorithm, 0)
-    algorithm.update()
+    train(algorithm, 0)
     by_teacher = (seen["actions"] == seen["labels"]).all(-1)
     assert by_teacher.all(0).sum() == 2
     assert by_teacher.sum() == 2 * T
@@ -327,26 +305,12 @@ def test_a_label_with_weight_zero_has_no_effect_at_any_value(value, options):
         algorithm = make(imitation_weight=leave_out, **options)
         logged = []
         for seed in range(3):
-            roll_out(algorithm, seed, on_step=spoil(given))
-            logged.append(algorithm.update())
+            logged.append(train(algorithm, seed, on_step=spoil(given)))
         results.append((parameters_of(algorithm), logged))
     (plain, expected), (spoiled_ones, found) = results
     assert torch.equal(spoiled_ones, plain)
     assert found == expected
     assert {"behavior", "imitation_weight"} <= found[-1].keys()
-
-
-def test_nan_with_weight_zero_does_not_change_health_metrics():
-    """The logged scale is that of the first step's observations."""
-    first = torch.zeros(T, N, dtype=torch.bool)
-    first[0, 1] = True
-    algorithm = make(imitation_weight=lambda transitions: (~first).float())
-    roll_out(algorithm, 0, on_step=spoil(math.nan, first))
-    seen = algorithm.storage.observations["state"][0, [0, 2, 3, 4]]
-    metrics = algorithm.update()
-    assert metrics["obs_scale/teacher/state"] == pytest.approx(
-        seen.square().mean(0).max().sqrt().item()
-    )
 
 
 @pytest.mark.parametrize("loss_type", ["mse", "bce"])
@@ -364,18 +328,6 @@ def test_only_a_nan_label_with_weight_is_named(loss_type):
         assert algorithm.update() == {"skipped_updates": 2.0}
 
 
-def test_a_buffer_with_nan_without_weight_serves_a_run_without_weights():
-    options = {"buffer_rollouts": 2, "save_buffer": True}
-    algorithm = make(imitation_weight=leave_out, **options)
-    roll_out(algorithm, 0, on_step=spoil(math.nan))
-    algorithm.update()
-    resumed = make(imitation_weight=None, **options)
-    resumed.load(algorithm.save(), None, strict=True)
-    for seed in range(1, 3):
-        roll_out(resumed, seed)
-        assert "behavior" in resumed.update()
-
-
 @pytest.mark.parametrize(("value", "text"), [(-0.5, r"-0\.5"), (math.nan, "nan")])
 def test_weights_that_are_not_valid_are_named_and_skipped(value, text):
     updates = []
@@ -387,8 +339,7 @@ def test_weights_that_are_not_valid_are_named_and_skipped(value, text):
         return weights
 
     algorithm = make(imitation_weight=weight, buffer_rollouts=2)
-    roll_out(algorithm, 0)
-    algorithm.update()
+    train(algorithm, 0)
     updates.append(1)
     before = parameters_of(algorithm)
     roll_out(algorithm, 1)
@@ -401,73 +352,4 @@ def test_weights_that_are_not_valid_are_named_and_skipped(value, text):
     assert torch.equal(parameters_of(algorithm), before)
     assert algorithm.experience.buffer.num_kept == N
     updates.append(2)
-    roll_out(algorithm, 2)
-    assert "behavior" in algorithm.update()
-
-
-SHARES = [2, 3]
-RANK_CASES = (
-    {},
-    {"update_length": 2, "gradient_length": 4, "num_micro_batches": 2},
-    {"student": "cnn-lstm", "buffer_rollouts": 4, "buffer_share": 100.0},
-)
-
-
-def global_rollout(student, seed):
-    """Return sequences of all environments; those of the first rank weigh nothing at first."""
-    generator = torch.Generator().manual_seed(seed)
-    images = student == "cnn-lstm"
-    steps = [helpers.make_obs(N, generator, images=images) for _ in range(T)]
-    obs: Any = torch.stack(cast(Any, steps))
-    if seed == 0:
-        obs["state"][:, : SHARES[0]] = -1.0
-    labels = torch.randn(T, N, 2, generator=generator)
-    dones = torch.rand(T, N, generator=generator) < 0.3
-    return WeightedSequences(obs, labels, dones, weigh_state(obs))
-
-
-def gradients_of_rank(first, last, cfg, **options):
-    """Return the gradients of two updates on some environments of the global rollouts."""
-    algorithm = make(last - first, multi_gpu_cfg=cfg, **{**FIXED, **options})
-    algorithm.student(algorithm.storage.observations[0])  # which has a state after a rollout
-    algorithm.student.reset(torch.ones(last - first))
-    for seed in range(2):
-        whole, storage = global_rollout(options.get("student", "lstm"), seed), algorithm.storage
-        for group, values in storage.observations.items():
-            values.copy_(whole.obs[group][:, first:last])
-        storage.privileged_actions.copy_(whole.labels[:, first:last])
-        storage.dones.copy_(whole.dones[:, first:last].unsqueeze(-1))
-        metrics = algorithm.update()
-        assert metrics["imitation_weight"] == pytest.approx(whole.weights.mean().item())
-    return algorithm.seen
-
-
-def run_rank(rank, folder):
-    torch.set_default_dtype(torch.float64)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
-    )
-    first, last = sum(SHARES[:rank]), sum(SHARES[: rank + 1])
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
-    results = [gradients_of_rank(first, last, cfg, **options) for options in RANK_CASES]
-    torch.save(results, f"{folder}/rank{rank}.pt")
-    distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64_here")
-def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
-    run_ranks(run_rank, (str(tmp_path),), len(SHARES))
-    by_rank = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
-    for options, *seen in zip(RANK_CASES, *by_rank, strict=True):
-        student = options.get("student", "lstm")
-        k2 = options.get("gradient_length", 3)
-        k1 = options.get("update_length", k2)
-        expected, sequences = [], []
-        for seed in range(2):
-            reference = make_model("student", student, N, seed=1)
-            newest = global_rollout(student, seed)
-            sequences = [*(sequences if "buffer_rollouts" in options else []), newest]
-            expected += weighted_gradients(reference, sequences, k1, k2, squared)
-        for gradients in seen:
-            assert_gradients(gradients, expected)
+    assert "behavior" in train(algorithm, 2)

@@ -13,6 +13,7 @@ from support.helpers import (
     make_obs,
     parameters_of,
     roll_out,
+    train,
 )
 from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
@@ -65,8 +66,7 @@ def test_labels_and_updates_equal_those_of_the_steps(
     for seed in range(3):
         metrics = []
         for algorithm in (batched, stepwise):
-            roll_out(algorithm, seed)
-            metrics.append(algorithm.update())
+            metrics.append(train(algorithm, seed))
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
         labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
         torch.testing.assert_close(*labels, **SAME_FLOAT32)
@@ -88,20 +88,6 @@ def test_the_teacher_runs_once_for_all_steps_and_is_left_as_it_was():
     algorithm.update()
     assert calls == [NUM_STEPS * NUM_ENVS]
     assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
-
-
-def test_a_nan_in_the_teachers_observations_is_named_and_nothing_is_lost():
-    algorithm = make(batch_teacher_labels=True)
-    before = parameters_of(algorithm)
-
-    def poison(step, obs):
-        if step == 2:
-            obs["state"][1] = float("nan")
-
-    roll_out(algorithm, 0, on_step=poison)
-    with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 2"):
-        algorithm.update()
-    assert torch.equal(parameters_of(algorithm), before)
 
 
 def test_a_recurrent_teacher_is_refused():

@@ -7,11 +7,10 @@ import torch
 from rsl_rl.algorithms import Distillation
 from support.helpers import (
     make_distillation,
-    make_model,
     make_obs,
     make_ppo,
     parameters_of,
-    roll_out,
+    train,
 )
 from support.inside import assert_same, extension, networks_of_heads, through_a_file
 
@@ -36,8 +35,7 @@ def make(student="mlp", **options):
 
 def update(algorithm, *seeds, **options):
     for seed in seeds:
-        roll_out(algorithm, seed, **options)
-        algorithm.update()
+        train(algorithm, seed, **options)
 
 
 def newest_of(algorithm):
@@ -106,23 +104,6 @@ def test_an_undone_update_leaves_no_trace(student, monkeypatch):
     assert_same(state(algorithm), before)
 
 
-def test_a_rollout_that_ends_in_its_first_step_loses_nothing():
-    algorithm = make()
-    update(algorithm, 0, 1)
-    before = state(algorithm)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    algorithm.teacher.forward, forward = interrupted, algorithm.teacher.forward
-    with pytest.raises(KeyboardInterrupt):
-        update(algorithm, 2)
-    algorithm.teacher.forward = forward
-    roll_out(algorithm, 2)
-    algorithm.train_mode()  # drops what is stored
-    assert_same(state(algorithm), before)
-
-
 @pytest.mark.parametrize("student", ["mlp", "gru"])
 def test_a_resumed_training_ends_in_the_same_bits(student):
     source, target = make(student, auxiliary=HEADS), make(student, auxiliary=HEADS)
@@ -157,19 +138,6 @@ def test_a_checkpoint_without_an_average_begins_one():
     for each in (algorithm, without):
         update(each, 2)
     assert torch.equal(parameters_of(algorithm), parameters_of(without))
-
-
-def test_parameters_that_you_set_are_trained_on():
-    algorithm, reference = make(), make()
-    for each in (algorithm, reference):
-        update(each, 0, 1)
-    other = make_model("student", "mlp", N, seed=9)
-    algorithm.student.load_state_dict(other.state_dict())
-    kept = extension(reference, "weight_average")
-    kept.newest = {f"student.{n}": p.detach().clone() for n, p in other.named_parameters()}
-    for each in (algorithm, reference):
-        update(each, 2)
-    assert torch.equal(newest_of(algorithm), newest_of(reference))
 
 
 def break_off(algorithm, seed, steps):

@@ -60,38 +60,6 @@ def ready(done_rate=0.3, **options):
     return algorithm, states
 
 
-@given(**sizes, beyond=st.sampled_from([None, 0, 2]))
-def test_windows_as_long_as_the_rollout_give_full_bptt(
-    num_steps, num_envs, done_rate, models, beyond
-):
-    assume(num_steps * num_envs > 1)  # one advantage cannot be normalised
-    length = None if beyond is None else num_steps + beyond
-    algorithm, states = ready(
-        done_rate, num_steps=num_steps, num_envs=num_envs, models=models, gradient_length=length
-    )
-    expected = reference_gradient(algorithm, states, whole_envs(num_steps, num_envs, num_steps))
-    (gradient,) = gradients_of_update(algorithm)
-    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
-
-
-@given(**sizes, gradient_length=st.integers(1, 5))
-def test_shorter_windows_equal_the_stepwise_reference(
-    num_steps, num_envs, done_rate, models, gradient_length
-):
-    assume(num_steps * num_envs > 1)  # one advantage cannot be normalised
-    algorithm, states = ready(
-        done_rate,
-        num_steps=num_steps,
-        num_envs=num_envs,
-        models=models,
-        gradient_length=gradient_length,
-    )
-    segments = whole_envs(num_steps, num_envs, gradient_length)
-    expected = reference_gradient(algorithm, states, segments)
-    (gradient,) = gradients_of_update(algorithm)
-    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
-
-
 @given(**sizes, gradient_length=st.integers(1, 5), burn_in=st.integers(0, 4))
 def test_drawn_windows_start_from_the_state_of_the_rollout(
     num_steps, num_envs, done_rate, models, gradient_length, burn_in

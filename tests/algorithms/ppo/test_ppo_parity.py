@@ -7,7 +7,7 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.modules import CNN
-from support.helpers import MEMORIES, MODELS, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.helpers import MEMORIES, MODELS, make_ppo, parameters_of, roll_out
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -49,9 +49,9 @@ def train(algorithm_class, *, updates=UPDATES, **kwargs):
     """Return the parameters, metrics and learning rate after some updates."""
     algorithm = make_ppo(algorithm_class, **kwargs)
     for seed in range(updates):
-        roll_out_ppo(algorithm, seed)
+        roll_out(algorithm, seed)
         metrics = algorithm.update()
-    return ppo_parameters_of(algorithm), metrics, algorithm.learning_rate
+    return parameters_of(algorithm), metrics, algorithm.learning_rate
 
 
 @pytest.mark.usefixtures("in_order", "_steps_of_images")

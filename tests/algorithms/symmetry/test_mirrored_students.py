@@ -1,16 +1,12 @@
 """Distillation on mirrored sequences equals the reference on each robot's own sequence."""
 
-import copy
-import warnings
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from support.helpers import ACTION_DIM, make_distillation, make_obs, roll_out
+from support.helpers import make_distillation, roll_out, train
 from support.ppo_reference import gradient_of
-from support.symmetry_reference import ENV, image, images_of, mirror, symmetry_cfg
+from support.symmetry_reference import image, images_of, symmetry_cfg
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
 
@@ -93,8 +89,7 @@ def test_gradients_equal_the_reference_over_two_updates(
 
 def test_mirrored_deviations_stay_positive():
     algorithm = make("lstm", loss_type="kl", gradient_length=3)
-    roll_out(algorithm, 0)
-    assert algorithm.update()["behavior"] > 0
+    assert train(algorithm, 0)["behavior"] > 0
     std = algorithm.experience.newest().labels["std"]
     assert std.shape == (NUM_STEPS, NUM_ENVS, 3, 2)
     assert (std > 0).all()
@@ -117,31 +112,6 @@ def test_mirrored_robots_continue_after_an_undone_update():
     assert (found[0][0] != 0).any()
 
 
-def test_a_nan_in_steps_without_a_loss_skips_one_update_as_without_symmetry():
-    for cfg in (None, AUGMENTS()):
-        algorithm = make("lstm", gradient_length=4, tail="drop", symmetry_cfg=cfg)
-
-        def poison(step, obs):
-            if step == NUM_STEPS - 1:
-                obs["policy"][1] = torch.nan
-
-        skipped = []
-        for seed in range(4):
-            roll_out(algorithm, seed, done_rate=0.0, on_step=poison if seed == 0 else None)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="An update met NaN")
-                skipped.append(algorithm.update()["skipped_updates"])
-        assert skipped == [0.0, 1.0, 1.0, 1.0]
-
-
-def test_the_source_of_a_nan_is_found_in_a_divergence():
-    algorithm = make("lstm", gradient_length=2, num_micro_batches=3)
-    roll_out(algorithm, 0)
-    algorithm.optimizer.step = lambda: algorithm.student.mlp[0].weight.data.fill_(torch.nan)
-    with pytest.warns(UserWarning, match="after an optimiser step of this update: it diverged"):
-        algorithm.update()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -153,54 +123,3 @@ def test_the_source_of_a_nan_is_found_in_a_divergence():
 def test_what_distillation_cannot_do_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make("lstm", gradient_length=3, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_mini_batches": 2, "num_learning_epochs": 2, "buffer_rollouts": 3},
-        {"student": "cnn-lstm", "buffer_rollouts": 2, "buffer_gb": 0.0005},
-        {"imitation_weight": lambda transitions: (transitions.episode_steps > 0).float()},
-        {"loss_type": [{"loss": "huber", "actions": [0, 1]}]},
-        {"tail": "drop", "update_length": 2, "gradient_length": 4},
-        {"teacher_action_share": 0.5},
-        {"batch_teacher_labels": True},
-    ],
-)
-def test_other_options_work_with_it(options):
-    algorithm = make(**{"student": "lstm", "gradient_length": 3, **options})
-    for seed in range(4):
-        roll_out(algorithm, seed)
-        metrics = algorithm.update()
-    assert metrics["skipped_updates"] == 0
-
-
-def mirror_of_any(env, obs, actions):
-    return mirror(1)(env=ENV, obs=obs, actions=actions)
-
-
-def test_two_runners_of_one_config_have_symmetry_after_one_that_failed():
-    model = {"class_name": "MLPModel", "hidden_dims": [8]}
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
-    cfg = {
-        "num_steps_per_env": NUM_STEPS,
-        "multi_gpu": None,
-        "obs_groups": {"student": ["policy"], "teacher": ["state"]},
-        "algorithm": {
-            "gradient_length": 0,
-            "symmetry_cfg": AUGMENTS() | {"data_augmentation_func": mirror_of_any},
-        },
-    }
-    models = {"student": {**model, "distribution_cfg": gaussian}, "teacher": model}
-    env: Any = SimpleNamespace(num_envs=NUM_ENVS, num_actions=ACTION_DIM)
-
-    def make_of_config() -> Any:
-        cfg["algorithm"]["class_name"] = TbpttDistillation  # rsl_rl before 5.5 removes it
-        obs, of_models = make_obs(NUM_ENVS).double(), copy.deepcopy(models)
-        return TbpttDistillation.construct_algorithm(obs, env, cfg | of_models, "cpu")
-
-    with pytest.raises(ValueError, match="gradient_length"):
-        make_of_config()
-    cfg["algorithm"]["gradient_length"] = NUM_STEPS
-    for _ in range(2):
-        assert make_of_config().mirrored is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.helpers import make_ppo, roll_out_ppo
+from support.helpers import make_ppo, roll_out
 from support.inside import add_gradient
 from support.ppo_reference import Segment, disturb, gradient_of, gradients_of_update
 from support.symmetry_reference import MirroredReference, mirror, robots_of, symmetry_cfg
@@ -47,7 +47,7 @@ def make(num_steps=6, num_envs=3, models=("lstm", "gru"), symmetry=None, **optio
     return make_ppo(TbpttPPO, num_steps, num_envs, *models, **{**shared, **options})
 
 
-def roll_out(algorithm, seed, done_rate=0.3):
+def live_through(algorithm, seed, done_rate=0.3):
     """Fill the storage; return the states of actor and critic before the first step."""
     before = []
 
@@ -56,7 +56,7 @@ def roll_out(algorithm, seed, done_rate=0.3):
             models = (algorithm.actor, algorithm.critic)
             before.extend(hidden_state.clone(model.get_hidden_state()) for model in models)
 
-    roll_out_ppo(algorithm, seed, done_rate, on_step=record)
+    roll_out(algorithm, seed, done_rate, on_step=record)
     actor, critic = map(hidden_state.clone, before)
     return actor, critic
 
@@ -92,7 +92,7 @@ def test_gradients_equal_robots_that_step_side_by_side(
         segments_of(num_steps, min(length, num_steps), unit, burn_in),
     )
     for seed in range(2):  # the second rollout begins with the mirrored states of the first
-        lived = reference.live(roll_out(algorithm, seed, done_rate))
+        lived = reference.live(live_through(algorithm, seed, done_rate))
 
         def compare(lived=lived):
             gradient = gradient_of(algorithm.actor, algorithm.critic)
@@ -113,32 +113,10 @@ def test_uses_and_images_each_change_the_gradient():
         algorithm = make(symmetry=cfg)
         if cfg is None:
             algorithm = make_ppo(TbpttPPO, 6, 3, "lstm", "gru", num_mini_batches=1)
-        roll_out(algorithm, 0)
+        live_through(algorithm, 0)
         gradients.append(gradients_of_update(algorithm)[0])
     for one, other in itertools.combinations(gradients, 2):
         assert not torch.allclose(one, other, rtol=1e-3)
-
-
-@pytest.mark.parametrize("models", [("lstm", "gru"), ("cnn-gru", "cnn-lstm"), ("mlp", "mlp")])
-@pytest.mark.parametrize("reduction", ["mean", "episode_mean"])
-def test_micro_batches_change_nothing(models, reduction):
-    found = []
-    for chunks in (1, 2, 5):
-        cfg = symmetry_cfg(num_images=2)
-        algorithm = make(
-            7,
-            5,
-            models,
-            cfg,
-            num_micro_batches=chunks,
-            loss_reduction=reduction,
-            shuffle_envs=False,
-        )
-        roll_out(algorithm, 0)
-        found.append((gradients_of_update(algorithm)[0], algorithm.metrics["symmetry"]))
-    for gradient, symmetry in found[1:]:
-        torch.testing.assert_close(gradient, found[0][0], **EXACT_FLOAT64)
-        assert symmetry == pytest.approx(found[0][1], rel=1e-10)
 
 
 NUM_STEPS, NUM_ENVS, VICTIM = 8, 3, 1
@@ -160,7 +138,7 @@ def with_poisoned_image(last_step, models):
 
     cfg = {**symmetry_cfg(), "data_augmentation_func": poisoned}
     algorithm = make(NUM_STEPS, NUM_ENVS, models, cfg, gradient_length=2)
-    roll_out(algorithm, 0, done_rate=0.0)
+    live_through(algorithm, 0, done_rate=0.0)
     last_step = last_step or 2
     algorithm.storage.dones[last_step - 1, VICTIM] = 1
     return algorithm
@@ -196,7 +174,7 @@ def test_the_source_of_a_nan_is_found_in_the_mirror_images_and_in_a_divergence()
     with pytest.warns(UserWarning, match=where):
         algorithm.update()
     algorithm = make(gradient_length=2, num_micro_batches=3)
-    roll_out(algorithm, 0)
+    live_through(algorithm, 0)
     algorithm.optimizer.step = lambda: algorithm.actor.mlp[0].weight.data.fill_(torch.nan)
     with pytest.warns(UserWarning, match="after an optimiser step of this update: it diverged"):
         algorithm.update()
@@ -210,7 +188,7 @@ def test_mirrored_robots_continue_after_an_undone_update(models, unit):
     for undone in (False, True):
         algorithm = make(models=models, minibatch_unit=unit, gradient_length=2)
         for seed in range(2):
-            roll_out(algorithm, seed)
+            live_through(algorithm, seed)
             if undone and seed == 1:
                 algorithm.storage.returns[3, 1] = torch.nan
                 with pytest.warns(UserWarning, match="An update met NaN"):
@@ -220,28 +198,6 @@ def test_mirrored_robots_continue_after_an_undone_update(models, unit):
         found.append(tensors_of(robots_of(algorithm).states))
     for one, other in zip(*found, strict=True):
         assert (one != 0).any()
-        torch.testing.assert_close(one, other, **EXACT_FLOAT64)
-
-
-def test_mirrored_robots_continue_after_an_interrupted_rollout():
-    """The steps before the error count."""
-    found = []
-    for num_steps in (4, 6):
-        algorithm = make(num_steps)
-
-        def interrupt(step, obs, rewards):
-            if step == 4:
-                raise KeyboardInterrupt
-
-        if num_steps == 4:
-            roll_out(algorithm, 0)
-            algorithm.update()
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                roll_out_ppo(algorithm, 0, 0.3, on_step=interrupt)
-            algorithm.train_mode()  # as the runner's learn() does
-        found.append(tensors_of(robots_of(algorithm).states))
-    for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, **EXACT_FLOAT64)
 
 

@@ -8,7 +8,6 @@ from support.helpers import (
     make_obs,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
 )
 from support.rank_processes import run_ranks
 from support.symmetry_reference import symmetry_cfg
@@ -129,7 +128,7 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
     fill_ppo_rollout(algorithm, first, last)
     rnd_loss = algorithm.update()["rnd"]
     predictor = parameters_to_vector(algorithm.rnd.predictor.parameters()).detach()
-    return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([rnd_loss])))
+    return torch.cat((parameters_of(algorithm), predictor, torch.tensor([rnd_loss])))
 
 
 def run_rank(rank, shares, folder):

@@ -9,9 +9,7 @@ from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
 )
 from support.rank_processes import run_ranks
 from torch import distributed
@@ -45,10 +43,10 @@ def distilled(cfg, failing):
 
 def reinforced(cfg, failing, poison, **options):
     algorithm = make_ppo(TbpttPPO, 6, 3, num_mini_batches=2, multi_gpu_cfg=cfg, **options)
-    roll_out_ppo(algorithm, cfg["global_rank"])
+    roll_out(algorithm, cfg["global_rank"])
     if failing:
         poison(algorithm)
-    return algorithm, ppo_parameters_of
+    return algorithm, parameters_of
 
 
 def nan_reward(algorithm):

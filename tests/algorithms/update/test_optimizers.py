@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
-from rsl_rl.modules import EmpiricalNormalization
 from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
 )
 from support.inside import through_a_file
 from support.tolerances import PARITY_FLOAT32
@@ -115,7 +112,7 @@ def test_outside_an_update_the_learning_rate_is_a_float_that_rsl_rl_has_too():
         algorithm = make_ppo(
             algorithm_class, 6, 8, num_learning_epochs=3, learning_rate=1e-4, **options
         )
-        roll_out_ppo(algorithm, 0)
+        roll_out(algorithm, 0)
         algorithm.update()
         rates.append(algorithm.learning_rate)
         for group in algorithm.optimizer.param_groups:
@@ -141,29 +138,5 @@ def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype)
         else:
             algorithm.optimizer.param_groups[0]["lr"] = 0.02
             algorithm.optimizer.step()
-        stepped.append(ppo_parameters_of(algorithm))
+        stepped.append(parameters_of(algorithm))
     assert torch.equal(*stepped)
-
-
-@pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_normalisers_keep_the_addresses_of_their_buffers(kind):
-    normalized = {"obs_normalization": True}
-    if kind == "distillation":
-        algorithm = make_distillation(
-            TbpttDistillation, 6, 4, gradient_length=3, student_kwargs=normalized
-        )
-        roll_out(algorithm, 0)
-        normalizer = algorithm.student.obs_normalizer
-    else:
-        algorithm = make_ppo(TbpttPPO, 6, 4, actor_kwargs=normalized)
-        roll_out_ppo(algorithm, 0)
-        normalizer = algorithm.actor.obs_normalizer
-    assert isinstance(normalizer, EmpiricalNormalization)
-    before = {name: (buffer, buffer.clone()) for name, buffer in normalizer.named_buffers()}
-    algorithm.update()
-    after = dict(normalizer.named_buffers())
-    assert after.keys() == before.keys()
-    for name, (buffer, value) in before.items():
-        assert after[name] is buffer
-        assert not torch.equal(buffer, value)
-    assert torch.equal(after["_std"], after["_var"].sqrt())

@@ -14,25 +14,19 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.models import RNNModel
-from rsl_rl.storage import RolloutStorage
 from support import several_teachers
 from support.auxiliary_reference import HEADS
 from support.fine_tuning import make_fine_tuned
 from support.helpers import (
-    ACTION_DIM,
     MEMORIES,
     absolute_error,
     make_distillation,
     make_model,
-    make_obs,
     make_ppo,
     rnd_cfg,
     roll_out,
-    roll_out_ppo,
 )
 from support.inside import assert_same, everything, through_a_file
-from support.one_pass import ONE_PASS
 from support.operations_recording import OperationsRecording
 from support.symmetry_reference import symmetry_cfg
 from torch import distributed
@@ -47,7 +41,6 @@ from rsl_tbptt.algorithms import (
     optimizers,
     ppo,
 )
-from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.policy_losses import PolicyLoss
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.recording import Recorder
@@ -165,7 +158,7 @@ def reinforcing(
             built.imitation.is_loaded = True
         return built
 
-    return Case(build, fill or roll_out_ppo, before, changes, num_updates=num_updates)
+    return Case(build, fill or roll_out, before, changes, num_updates=num_updates)
 
 
 def distilling(
@@ -192,7 +185,7 @@ def rewarding(trained, seed):
     def on_step(step, obs, rewards):
         rewards.add_(offset)
 
-    roll_out_ppo(trained, seed, on_step=on_step)
+    roll_out(trained, seed, on_step=on_step)
 
 
 def between(*changes):
@@ -333,7 +326,7 @@ PPO_CASES = {
             num_learning_epochs=2,
             teacher_updates=4,
         ),
-        roll_out_ppo,
+        roll_out,
         changes="teacher_coef",
         num_updates=8,
     ),
@@ -525,26 +518,6 @@ def test_a_step_that_reads_on_the_host_is_refused(loss):
         train(distilling(loss_type=loss), records=True)
 
 
-class StepByStep(RNNModel):
-    """A model whose forward pass is its own."""
-
-    def forward(self, obs, *args, **kwargs):
-        return super().forward(obs, *args, **kwargs)
-
-
-def stepping():
-    arguments = {"rnn_type": "lstm", "rnn_hidden_dim": 6, "hidden_dims": [8]}
-    distribution = {"class_name": "GaussianDistribution", "init_std": 0.3}
-    obs, groups = make_obs(N), {"student": ["policy"]}
-    student = StepByStep(
-        obs, groups, "student", ACTION_DIM, distribution_cfg=distribution, **arguments
-    )
-    storage = RolloutStorage("distillation", N, T, obs, [ACTION_DIM], "cpu")
-    return TbpttDistillation(
-        student, make_model("teacher", "mlp", N, 2), storage, gradient_length=3, **ONE_PASS
-    )
-
-
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -563,7 +536,7 @@ def test_a_step_that_is_not_recorded_says_why(monkeypatch, build, reason):
     monkeypatch.setattr(algorithm, "Recorder", recorder)
     trained = build()
     assert reason in trained.recorder.reason
-    fill = roll_out_ppo if isinstance(trained, TbpttPPO) else roll_out
+    fill = roll_out if isinstance(trained, TbpttPPO) else roll_out
     Counted.num_replays = 0
     for seed in range(3):
         fill(trained, seed)
@@ -627,30 +600,6 @@ def test_a_coefficient_that_is_a_number_is_seen(monkeypatch, name):
 def test_a_rate_that_is_a_number_is_seen(monkeypatch, module, case):
     monkeypatch.setattr(module, "step_at", lambda optimizer, rate: optimizer.step())
     assert not are_equal(*both(case))
-
-
-def test_gradients_dropped_outside_of_steps_are_seen(monkeypatch):
-    """A recorded step adds to the gradients of its recording, wherever ``.grad`` points."""
-    monkeypatch.setattr(Algorithm, "_zero_grad", lambda self: None)
-    dropping = reinforcing(before=lambda trained, update: trained.optimizer.zero_grad())
-    assert not are_equal(*both(dropping))
-
-
-def test_health_of_another_step_is_seen(monkeypatch):
-    """Whether to measure is no part of the recording's form here."""
-    call, step = Recorder.__call__, TbpttPPO.step
-
-    def called(recorder, function, *tensors, first=False, **fixed):
-        if hasattr(function, "__self__"):
-            function.__self__.measures = first
-        return call(recorder, function, *tensors, **fixed)
-
-    def stepping(trained, *args, **fixed):
-        return step(trained, *args, first=trained.measures, **fixed)
-
-    monkeypatch.setattr(Recorder, "__call__", called)
-    monkeypatch.setattr(TbpttPPO, "step", stepping)
-    assert not are_equal(*both(reinforcing()))
 
 
 def test_autocast_around_an_update(monkeypatch):

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
 from support.fine_tuning import make_fine_tuned
-from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out
 from support.inside import assert_same, everything
 from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
@@ -62,7 +61,7 @@ def trained(request):
 def fill(algorithm, seed, poison=None):
     """Fill the storage; ``poison`` changes step, observations and rewards."""
     if isinstance(algorithm, TbpttPPO):
-        roll_out_ppo(algorithm, seed, on_step=poison)
+        roll_out(algorithm, seed, on_step=poison)
     else:
         on_step = poison and (lambda step, obs: poison(step, obs, torch.zeros(N)))
         roll_out(algorithm, seed, on_step=on_step)
@@ -123,27 +122,6 @@ def test_too_many_in_a_row_end_the_training_and_change_nothing(trained):
     assert algorithm.update() == {"skipped_updates": 6.0}
 
 
-def test_an_interrupted_update_leaves_no_trace(trained, monkeypatch):
-    algorithm = trained(num_learning_epochs=2)
-    before = everything(algorithm)
-    fill(algorithm, 1)
-    step, steps = algorithm.conclude, []
-
-    def interrupted(*args, **fixed):
-        steps.append(step(*args, **fixed))
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-        return steps[-1]
-
-    monkeypatch.setattr(algorithm, "conclude", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        algorithm.update()
-    assert_same(everything(algorithm), before)
-    monkeypatch.undo()
-    fill(algorithm, 2)
-    assert algorithm.update()["skipped_updates"] == 0.0
-
-
 def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
     algorithm = trained()
 
@@ -155,37 +133,6 @@ def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
         fill(algorithm, 1, failing)
     algorithm.train_mode()  # as the runner's learn() does
     fill(algorithm, 2)
-    assert algorithm.update()["skipped_updates"] == 0.0
-
-
-class FailingInReplay(RNNModel):
-    """A user's model whose forward pass fails in the middle of an update."""
-
-    calls = 0
-
-    def forward(self, obs, *args, **kwargs):
-        if torch.is_grad_enabled():
-            self.calls += 1
-            if self.calls == 3:
-                raise ArithmeticError("no memory left")
-        return super().forward(obs, *args, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("make", "role"), [(distilling, "student"), (reinforcing, "actor"), (reinforcing, "critic")]
-)
-def test_a_replay_that_fails_leaves_the_states_of_the_rollout(make, role):
-    options = {"gradient_length": 2, "num_micro_batches": 2}
-    algorithm = make(**options)
-    getattr(algorithm, role).__class__ = FailingInReplay
-    models = algorithm.transaction.stateful_models()[:2]
-    algorithm = type(algorithm)(*models, algorithm.storage, **options)
-    fill(algorithm, 0)
-    before = [t.clone() for t in as_tensors(getattr(algorithm, role).get_hidden_state())]
-    with pytest.raises(ArithmeticError, match="no memory left"):
-        algorithm.update()
-    assert_same(list(as_tensors(getattr(algorithm, role).get_hidden_state())), before)
-    fill(algorithm, 1)
     assert algorithm.update()["skipped_updates"] == 0.0
 
 
@@ -335,26 +282,6 @@ def test_each_of_several_teachers_keeps_its_own_state():
     assert torch.equal(after[0][:, :2], before[0][:, :2])
 
 
-def test_a_failure_after_the_optimiser_steps_undoes_them_too(monkeypatch):
-    algorithm = distilling(num_mini_batches=3, buffer_rollouts=2)
-    fill(algorithm, 0)
-    algorithm.update()
-    fill(algorithm, 1)
-    before = everything(algorithm)
-
-    def failing(*args):
-        raise ArithmeticError("no memory left")
-
-    monkeypatch.setattr(algorithm, "_advance", failing)
-    with pytest.raises(ArithmeticError, match="no memory left"):
-        algorithm.update()
-    monkeypatch.undo()
-    assert algorithm.storage.step == 0
-    assert_same(everything(algorithm), before)
-    fill(algorithm, 2)
-    assert "behavior" in algorithm.update()
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
 @pytest.mark.parametrize("updates_before", [0, 1])
 def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
@@ -370,26 +297,6 @@ def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
         with pytest.raises(ValueError, match=message):
             algorithm.update()
         assert_same(everything(algorithm), before)
-
-
-@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-def test_an_undone_update_keeps_the_addresses_of_all_tensors(trained):
-    """A recorded optimiser step reads and writes them again."""
-    algorithm = trained()
-    before = addresses(algorithm)
-    fill(algorithm, 1, bad(NAN))
-    assert algorithm.update() == {"skipped_updates": 1.0}
-    assert addresses(algorithm) == before
-
-
-def addresses(algorithm):
-    """Return the addresses of parameters, buffers and the optimisers' tensors."""
-    transaction = algorithm.transaction
-    tensors = [tensor for module in transaction.modules for tensor in module.parameters()]
-    tensors += [tensor for module in transaction.modules for tensor in module.buffers()]
-    entries = [entry for opt in transaction.optimizers for entry in opt.state.values()]
-    tensors += [value for entry in entries for value in entry.values()]
-    return [tensor.data_ptr() for tensor in tensors]
 
 
 def test_a_rate_that_is_a_tensor_is_restored_in_place():
@@ -413,7 +320,7 @@ def test_divergence_within_the_update_is_named():
 
 def test_a_bad_observation_after_the_last_step_names_its_environment():
     algorithm = reinforcing(non_finite="raise")
-    roll_out_ppo(algorithm, 0, done_rate=0.0)
+    roll_out(algorithm, 0, done_rate=0.0)
     last_obs = make_obs(N)
     last_obs["state"][2, 1] = NAN
     with torch.inference_mode():
@@ -429,7 +336,7 @@ def test_one_huge_reward_is_named_and_not_called_divergence():
         if step == 1:
             rewards[3] = 1e30
 
-    roll_out_ppo(algorithm, 0, done_rate=1.0, on_step=poison)
+    roll_out(algorithm, 0, done_rate=1.0, on_step=poison)
     message = r"rewards of environments \[3\], first at step 1 .* \(1e\+30, too large to be squared"
     with pytest.raises(ValueError, match=message):
         algorithm.update()
@@ -481,34 +388,6 @@ def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
         algorithm.update()
     assert len(calls) == 2 * 3  # three windows each in the update and in the search
     assert not any(v.requires_grad for v in algorithm.storage.observations.values())
-
-
-@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-@pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
-    if kind == "ppo":
-        algorithm = make_ppo(TbpttPPO, T, 16, num_mini_batches=4, num_micro_batches=2)
-        model, replay, roll = algorithm.actor, algorithm.gradient.actor, roll_out_ppo
-    else:
-        options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
-        algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
-        model, replay, roll = algorithm.student, algorithm._student.replay, roll_out
-    sizes, split = [], replay.sizes
-
-    def watched(num_envs, num_micro_batches):
-        sizes.append(num_envs / num_micro_batches)
-        return split(num_envs, num_micro_batches)
-
-    monkeypatch.setattr(replay, "sizes", watched)
-    for seed in range(2):
-        roll(algorithm, seed)
-        algorithm.update()
-    largest = max(sizes)
-    model.mlp[0].weight.register_hook(lambda gradient: gradient * NAN)
-    sizes.clear()
-    roll(algorithm, 2)
-    assert algorithm.update() == {"skipped_updates": 1.0}
-    assert max(sizes) <= largest
 
 
 def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypatch):
