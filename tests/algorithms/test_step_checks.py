@@ -1,12 +1,11 @@
 """An environment's tensors are copied at the door, in any form that has one meaning."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
-from support.helpers import make_distillation, make_model, make_obs, make_ppo
+from support.helpers import make_distillation, make_model, make_obs, make_ppo, rnd_cfg
 from support.safe_runs import STOCK, make_runner
 from tensordict import NonTensorData, TensorDict
 
@@ -14,14 +13,6 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
 
 NUM_STEPS, NUM_ENVS = 5, 4
-
-RND = {
-    "num_states": 7,
-    "obs_groups": {"rnd_state": ["state"]},
-    "num_outputs": 3,
-    "predictor_hidden_dims": [8],
-    "target_hidden_dims": [8],
-}
 
 
 class Buffers:
@@ -90,7 +81,7 @@ def distillation(buffer: Buffers) -> Any:
 def imitating_ppo(buffer: Buffers) -> Any:
     teacher_cfg = {"class_name": "MLPModel"}
     imitation = {"teacher_cfg": teacher_cfg, "teacher_coef": 0.5, "teacher_loss": "mse"}
-    algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, rnd_cfg=copy.deepcopy(RND), **imitation)
+    algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, rnd_cfg=rnd_cfg(), **imitation)
     algorithm.set_teacher(controlled(make_model("actor", "mlp", NUM_ENVS, seed=3), buffer))
     algorithm.imitation.is_loaded = True
     return algorithm

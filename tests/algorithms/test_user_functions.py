@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.discrete import DISCRETE
-from support.helpers import make_distillation, make_ppo, obs_like, train
+from support.helpers import make_distillation, make_ppo, train
 from support.several_teachers import MEMORYLESS, save_teachers
 from support.several_teachers import make as make_several
 from support.symmetry_reference import ENV, mirror, symmetry_cfg
@@ -163,33 +163,6 @@ def test_a_mirror_loss_of_actions_without_gradient_is_refused():
         ValueError, match="use_mirror_loss is True, expected False with the actor's"
     ):
         make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, symmetry_cfg=cfg)
-
-
-def writes_labels(rollout):
-    rollout.labels.add_(1.0)
-    return torch.ones(rollout.rewards.shape)
-
-
-def writes_obs(rollout):
-    rollout.obs["policy"].add_(1.0)
-    return torch.ones(rollout.rewards.shape)
-
-
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        (writes_labels, "imitation_weight, .*writes_labels.*, writes into the 'labels' that it is"),
-        (writes_obs, "writes into the 'policy' that it is given, expected a new tensor"),
-        (lambda rollout: torch.ones(rollout.rewards.shape).numpy(), "weights are float32"),
-        (lambda rollout: torch.ones(rollout.rewards.shape) + 0j, "the weights are torch.complex64"),
-        (lambda rollout: 1.0, "the weights are <class 'float'>"),
-    ],
-)
-def test_a_faulty_weight_is_refused_before_the_first_step(weight, message):
-    options: dict[str, Any] = {"gradient_length": 4, "imitation_weight": weight}
-    algorithm = make_distillation(TbpttDistillation, 4, 6, **options)
-    with pytest.raises(ValueError, match=message):
-        algorithm.act(obs_like(algorithm.storage, torch.Generator()))
 
 
 def writing_loss(actions, labels):

@@ -119,6 +119,13 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
         assert metrics.get("imitation_weight", 1.0) == pytest.approx(mean_weight)
 
 
+def test_no_weight_gives_no_gradient():
+    algorithm = make(imitation_weight=lambda transitions: torch.zeros(T, N))
+    metrics = train(algorithm, 0)
+    assert (metrics["behavior"], metrics["imitation_weight"]) == (0.0, 0.0)
+    assert not torch.stack(algorithm.seen).any()
+
+
 @pytest.mark.usefixtures("float64_here")
 def test_steps_without_loss_do_not_count():
     algorithm = make(tail="drop", **FIXED)
@@ -150,31 +157,26 @@ def test_a_constant_weight_changes_nothing(loss_reduction, constant):
     assert all(limit_of(name) for name in plain.keys() - metrics.keys())
 
 
-def test_saved_buffers_are_loaded_with_and_without_weights():
-    saved = {}
-    for weight in (None, weigh):
-        algorithm = make(imitation_weight=weight, buffer_rollouts=2, save_buffer=True)
-        train(algorithm, 0)
-        saved[weight] = algorithm.save()
-        assert ("weights" in saved[weight]["rsl_tbptt"]["buffer"]) == (weight is not None)
-    for before in (None, weigh):
-        for after in (None, weigh):
-            algorithm = make(imitation_weight=after, buffer_rollouts=2, save_buffer=True)
-            algorithm.load(saved[before], None, strict=True)
-            roll_out(algorithm, 1)
-            algorithm.experience.take()
-            buffer = algorithm.experience.buffer
-            assert buffer.num_kept == N
-            if after is None:
-                assert buffer.rollout.weights is None
-                continue
-            kept = buffer.rollout.weights[:, :N]
-            expected = torch.ones(T, N)
-            if before is not None:
-                expected = saved[before]["rsl_tbptt"]["buffer"]["weights"]
-                assert (expected == 0).any()
-            assert torch.equal(kept, expected)
-            assert "behavior" in algorithm.update()
+@pytest.mark.parametrize("before", [None, weigh])
+@pytest.mark.parametrize("after", [None, weigh])
+def test_saved_buffers_are_loaded_with_and_without_weights(before, after):
+    source, target = (
+        make(imitation_weight=weight, buffer_rollouts=2, save_buffer=True)
+        for weight in (before, after)
+    )
+    train(source, 0)
+    saved = source.save()
+    target.load(saved, None, strict=True)
+    roll_out(target, 1)
+    target.experience.take()
+    buffer = target.experience.buffer
+    assert buffer.num_kept == N
+    if after is None:
+        assert buffer.rollout.weights is None
+        return
+    kept = saved["rsl_tbptt"]["buffer"].get("weights", torch.ones(T, N))
+    assert torch.equal(buffer.rollout.weights[:, :N], kept)
+    assert (kept == 0).any() == (before is not None)
 
 
 @pytest.fixture
@@ -201,11 +203,20 @@ def test_a_group_gives_the_same_weights_as_a_function_of_it():
     assert torch.equal(*results)
 
 
-@pytest.mark.usefixtures("success")
-def test_invalid_weights_are_refused_before_any_rollout():
-    message = r"imitation_weight is 'sucess', expected one of \['policy', 'state', 'success'\]"
+def test_an_unknown_group_is_refused_before_any_rollout():
+    message = r"imitation_weight is 'sucess', expected one of \['policy', 'state'\]"
     with pytest.raises(ValueError, match=message):
         make(imitation_weight="sucess")
+
+
+def writes_labels(transitions):
+    transitions.labels.add_(1.0)
+    return torch.ones(T, N)
+
+
+def writes_obs(transitions):
+    transitions.obs["policy"].add_(1.0)
+    return torch.ones(T, N)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +224,12 @@ def test_invalid_weights_are_refused_before_any_rollout():
     [
         (lambda transitions: transitions.obs["nothing"], "it fails .*nothing"),
         (lambda transitions: transitions.rewards[0], r"shape \(7, 5\); .* have shape \(5,\)"),
-        (lambda transitions: 1.0, r"shape \(7, 5\); it fails"),
+        (lambda transitions: 1.0, r"the weights are <class 'float'>"),
+        (lambda transitions: torch.ones(T, N).numpy(), "weights are float32"),
+        (lambda transitions: torch.ones(T, N) + 0j, "the weights are torch.complex64"),
         ("state", r"imitation_weight is 'state', .* have shape \(7, 5, 7\)"),
+        (writes_labels, "imitation_weight, .*writes_labels.*, writes into the 'labels' that it is"),
+        (writes_obs, "writes into the 'policy' that it is given, expected a new tensor"),
     ],
 )
 def test_a_weight_is_tried_out_before_the_first_step(weight, message):
@@ -303,9 +318,7 @@ def test_a_label_with_weight_zero_has_no_effect_at_any_value(value, options):
     results = []
     for given in (0.3, value):
         algorithm = make(imitation_weight=leave_out, **options)
-        logged = []
-        for seed in range(3):
-            logged.append(train(algorithm, seed, on_step=spoil(given)))
+        logged = [train(algorithm, seed, on_step=spoil(given)) for seed in range(3)]
         results.append((parameters_of(algorithm), logged))
     (plain, expected), (spoiled_ones, found) = results
     assert torch.equal(spoiled_ones, plain)
@@ -330,26 +343,18 @@ def test_only_a_nan_label_with_weight_is_named(loss_type):
 
 @pytest.mark.parametrize(("value", "text"), [(-0.5, r"-0\.5"), (math.nan, "nan")])
 def test_weights_that_are_not_valid_are_named_and_skipped(value, text):
-    updates = []
-
-    def weight(transitions):
-        weights = torch.ones(T, N)
-        if len(updates) == 1:
-            weights[2, [1, 3]] = value
-        return weights
-
-    algorithm = make(imitation_weight=weight, buffer_rollouts=2)
+    weights = torch.ones(T, N)
+    algorithm = make(imitation_weight=lambda transitions: weights.clone(), buffer_rollouts=2)
     train(algorithm, 0)
-    updates.append(1)
     before = parameters_of(algorithm)
-    roll_out(algorithm, 1)
+    weights[2, [1, 3]] = value
     message = (
         rf"An update was refused: imitation_weight is {text}, expected a finite number of at least"
         r" 0, in environments \[1, 3\], first at step 2 of the rollout\. It is skipped"
     )
     with pytest.warns(UserWarning, match=message):
-        assert algorithm.update() == {"skipped_updates": 1.0}
+        assert train(algorithm, 1) == {"skipped_updates": 1.0}
     assert torch.equal(parameters_of(algorithm), before)
     assert algorithm.experience.buffer.num_kept == N
-    updates.append(2)
+    weights.fill_(1.0)
     assert "behavior" in train(algorithm, 2)

@@ -8,7 +8,6 @@ from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
-    make_distillation,
     make_model,
     make_obs,
     parameters_of,
@@ -64,9 +63,7 @@ def test_labels_and_updates_equal_those_of_the_steps(
             std = algorithm.teacher.get_parameter("distribution.std_param")
             std.copy_(torch.tensor([0.7, 0.2]))
     for seed in range(3):
-        metrics = []
-        for algorithm in (batched, stepwise):
-            metrics.append(train(algorithm, seed))
+        metrics = [train(algorithm, seed) for algorithm in (batched, stepwise)]
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
         labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
         torch.testing.assert_close(*labels, **SAME_FLOAT32)
@@ -88,15 +85,3 @@ def test_the_teacher_runs_once_for_all_steps_and_is_left_as_it_was():
     algorithm.update()
     assert calls == [NUM_STEPS * NUM_ENVS]
     assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
-
-
-def test_a_recurrent_teacher_is_refused():
-    with pytest.raises(ValueError, match="expected False with a recurrent teacher: its labels"):
-        make_distillation(
-            TbpttDistillation, 6, 4, teacher="lstm", gradient_length=3, batch_teacher_labels=True
-        )
-
-
-def test_a_teacher_that_acts_is_refused():
-    with pytest.raises(ValueError, match="expected False with teacher_action_share"):
-        make(batch_teacher_labels=True, teacher_action_share=0.5)

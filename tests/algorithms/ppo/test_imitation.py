@@ -8,7 +8,7 @@ import pytest
 import torch
 from rsl_rl.runners import OnPolicyRunner
 from support.fine_tuning import distilled, fine_tuning_cfg, save_untrained
-from support.helpers import make_model, make_ppo, parameters_of, rnd_cfg, roll_out, train
+from support.helpers import make_model, parameters_of, rnd_cfg, roll_out, train
 from support.imitation import forget, live, make_imitating, teacher_file
 from support.inside import through_a_file
 from support.ppo_reference import (
@@ -21,7 +21,6 @@ from support.ppo_reference import (
 from support.rank_processes import group, run_ranks
 from support.tolerances import EXACT_FLOAT64
 
-from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = [
@@ -243,12 +242,6 @@ def test_a_file_that_does_not_fit_is_refused_before_the_first_step(case, tmp_pat
         assert algorithm.storage.step == 0
     for name, value in teacher.state_dict().items():
         assert torch.equal(value, before[name])
-
-
-def test_a_missing_teacher_is_asked_for():
-    algorithm = make_ppo(TbpttPPO, 6, 4, teacher_cfg={"class_name": "any"}, teacher_coef=0.5)
-    with pytest.raises(ValueError, match=r"teacher_coef is 0\.5 and no teacher was set, expected"):
-        roll_out(algorithm, 0)
 
 
 def test_means_are_compared_of_any_distribution(tmp_path):

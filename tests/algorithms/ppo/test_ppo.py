@@ -6,72 +6,46 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
-from rsl_rl.models import RNNModel
-from support.helpers import make_obs, make_ppo, parameters_of, roll_out, train
+from support.helpers import OwnForward, make_obs, make_ppo, parameters_of, roll_out, train
 from support.inside import assert_same, everything
 from support.ppo_reference import gradients_of_update
 from support.tolerances import SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core import hidden_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 
-def test_normalising_advantages_needs_at_least_two_samples():
-    """rsl_rl's parameters become NaN with one."""
-    options = {"num_mini_batches": 4, "normalize_advantage_per_mini_batch": True}
-    for model in ("mlp", "lstm"):
-        with pytest.raises(ValueError, match="number of samples is 1 in the smallest"):
-            roll_out(make_ppo(TbpttPPO, 1, 4, model, model, **options), 0)
-    with pytest.raises(ValueError, match="number of samples is 1 in the smallest"):
-        roll_out(make_ppo(TbpttPPO, 1, 1, "mlp", "mlp", num_mini_batches=1), 0)
-    two = make_ppo(TbpttPPO, 1, 4, "mlp", "mlp", **{**options, "num_mini_batches": 2})
-    train(two, 0)
-    assert parameters_of(two).isfinite().all()
-
-
-class OwnForward(RNNModel):
-    """A user's model with nothing but rsl_rl's interface."""
-
+class Deterministic(OwnForward):
     def forward(self, obs, *args, **kwargs):
-        return super().forward(obs, *args, **kwargs)
+        return self.mlp(self.get_latent(obs))
 
 
 @pytest.mark.parametrize("minibatch_unit", ["env", "window"])
 def test_models_with_their_own_forward_pass_run_step_by_step(minibatch_unit):
     options = {"gradient_length": 3, "num_mini_batches": 2, "minibatch_unit": minibatch_unit}
-    scanned, stepwise = (make_ppo(TbpttPPO, 8, 4, **options) for _ in range(2))
-    for model in (stepwise.actor, stepwise.critic):
-        model.__class__ = OwnForward
-    stepwise = TbpttPPO(stepwise.actor, stepwise.critic, stepwise.storage, **options)
+    scanned, stepwise = (
+        make_ppo(TbpttPPO, 8, 4, *[k] * 2, **options) for k in ("lstm", "stepwise")
+    )
     for seed in range(2):
         gradients = []
         for algorithm in (scanned, stepwise):
             roll_out(algorithm, seed)
-            live = [model.get_hidden_state() for model in (algorithm.actor, algorithm.critic)]
+            models = (algorithm.actor, algorithm.critic)
+            live = [hidden_state.clone(model.get_hidden_state()) for model in models]
             torch.manual_seed(seed)  # a step draws actions that are not used
             gradients.append(gradients_of_update(algorithm)[0])
-            for model, state in zip((algorithm.actor, algorithm.critic), live, strict=True):
-                for left, right in zip(
-                    as_tensors(model.get_hidden_state()), as_tensors(state), strict=True
-                ):
-                    assert torch.equal(left, right)
+            assert_same([model.get_hidden_state() for model in models], live)
         torch.testing.assert_close(gradients[1], gradients[0], **SAME_FLOAT32)
 
 
 def test_the_error_for_a_model_without_rsl_rls_distribution_names_what_is_missing():
-    class Deterministic(OwnForward):
-        def forward(self, obs, *args, **kwargs):
-            return self.mlp(self.get_latent(obs))
-
-    algorithm = make_ppo(TbpttPPO, 6, 4, num_mini_batches=1)
+    algorithm = make_ppo(TbpttPPO, 6, 4, "stepwise", num_mini_batches=1)
     roll_out(algorithm, 0)
     algorithm.actor.__class__ = Deterministic
-    broken = TbpttPPO(algorithm.actor, algorithm.critic, algorithm.storage)
-    broken.states = algorithm.states
     with pytest.raises(NotImplementedError, match="Deterministic made no action distribution"):
-        broken.update()
+        algorithm.update()
 
 
 def test_checkpoints_are_interchangeable_with_rsl_rl():
@@ -129,32 +103,29 @@ def test_time_outs_are_valued_by_the_final_observation_with_the_current_memory()
     )
 
 
-def final_obs_of_steps(kind):
-    """Yield an environment's final observations of each of four steps, and which are new."""
-    first, later = make_obs(4), make_obs(4)
-    kept = dict(first.items())
-    yield kept, True
-    yield kept, False
-    yield kept, False
-    if kind == "another dict":
-        kept = dict(later.items())
-    elif kind == "other tensors in the same dict":
-        kept.update(later.items())
-    else:
-        for name, values in kept.items():
-            values.copy_(later[name])
-    yield kept, True
+def with_other_values(kept, later):
+    for name, values in kept.items():
+        values.copy_(later[name])
+    return kept
 
 
 @pytest.mark.parametrize(
-    "kind", ["another dict", "other tensors in the same dict", "other values in the same tensors"]
+    "renew",
+    [
+        lambda kept, later: later,
+        lambda kept, later: (kept.update(later), kept)[1],
+        with_other_values,
+    ],
 )
-def test_final_observations_of_an_earlier_step_are_not_evaluated_again(kind):
+def test_final_observations_of_an_earlier_step_are_not_evaluated_again(renew):
     """Isaac Lab keeps the final observations of the last step that ended an episode."""
     algorithm = make_ppo(TbpttPPO, 4, 4)
     passes, all_done = [], torch.ones(4, dtype=torch.bool)
     algorithm.critic.register_forward_hook(lambda *_: passes.append(1))
-    for step, (final_obs, is_new) in enumerate(final_obs_of_steps(kind)):
+    final_obs = dict(make_obs(4).items())
+    for step, is_new in enumerate((True, False, False, True)):
+        if step == 3:
+            final_obs = renew(final_obs, dict(make_obs(4).items()))
         with torch.inference_mode():
             algorithm.act(make_obs(4))
             passes.clear()

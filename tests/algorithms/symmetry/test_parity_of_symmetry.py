@@ -8,7 +8,7 @@ import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.extensions import resolve_symmetry_config
 from support.helpers import make_ppo, parameters_of, roll_out
-from support.symmetry_reference import ENV, mirror, symmetry_cfg
+from support.symmetry_reference import ENV, symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -67,30 +67,6 @@ def test_the_normaliser_sees_each_sample_once():
         TbpttPPO, symmetry_cfg=symmetry_cfg(), actor_kwargs={"obs_normalization": True}
     )
     assert algorithm.actor.obs_normalizer.count == 2 * 6 * 8
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None with symm"),
-        ({"teacher_coef": 0.1, "teacher_cfg": {"class_name": "MLPModel"}}, "teacher_coef is 0.1"),
-    ],
-)
-def test_options_without_mirrored_targets_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"use_data_augmentaton": True}, "did you mean 'use_data_augmentation'"),
-        ({"data_augmentation_func": mirror(0)}, "returned 8 rows of actions for 8, expected twice"),
-    ],
-)
-def test_a_wrong_config_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        make_ppo(TbpttPPO, 6, 8, "lstm", "mlp", symmetry_cfg=symmetry_cfg() | change)
 
 
 def test_the_plan_of_memory_counts_mirrored_robots():

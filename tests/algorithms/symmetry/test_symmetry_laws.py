@@ -80,12 +80,14 @@ def segments_of(num_steps, length, unit, burn_in):
     length=st.integers(1, 4),
     unit=st.sampled_from(["env", "window"]),
     burn_in=st.integers(0, 2),
+    chunks=st.integers(1, 3),
 )
 def test_gradients_equal_robots_that_step_side_by_side(
-    num_steps, num_envs, done_rate, models, uses, num_images, length, unit, burn_in
+    num_steps, num_envs, done_rate, models, uses, num_images, length, unit, burn_in, chunks
 ):
     cfg = symmetry_cfg(*uses, num_images=num_images)
     of_unit = {"minibatch_unit": unit, "burn_in_length": burn_in if unit == "window" else 0}
+    of_unit["num_micro_batches"] = min(chunks, num_envs)
     algorithm = make(num_steps, num_envs, models, cfg, gradient_length=length, **of_unit)
     reference, segments = (
         MirroredReference(algorithm, num_images),

@@ -3,16 +3,15 @@
 import pytest
 import torch
 from support.helpers import (
-    STATE_DIM,
     make_distillation,
     make_obs,
     make_ppo,
     parameters_of,
+    rnd_cfg,
 )
-from support.rank_processes import run_ranks
+from support.rank_processes import group, run_ranks
 from support.symmetry_reference import symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
-from torch import distributed
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, optimizers
@@ -52,8 +51,14 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
     return parameters_of(algorithm)
 
 
+def weigh(transitions):
+    """Give about half of all steps weight 0, and the others different weights."""
+    return transitions.obs["state"][..., 0].relu()
+
+
 OPTIONS = (
     {},
+    {"imitation_weight": weigh, "num_micro_batches": 2},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
     {"weight_average": True},
@@ -111,13 +116,7 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
         num_mini_batches=1,
         num_learning_epochs=3,
         gradient_length=3,
-        rnd_cfg={
-            "num_states": STATE_DIM,
-            "obs_groups": {"rnd_state": ["state"]},
-            "num_outputs": 3,
-            "predictor_hidden_dims": [8],
-            "target_hidden_dims": [8],
-        },
+        rnd_cfg=rnd_cfg(),
         multi_gpu_cfg=multi_gpu_cfg,
         **options,
     )
@@ -132,17 +131,12 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
 
 
 def run_rank(rank, shares, folder):
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
-    )
-    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
     optimizers._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
-    results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
-    results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
-    torch.save(results, f"{folder}/rank{rank}.pt")
-    torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
-    distributed.destroy_process_group()
+    with group(rank, shares, folder) as (first, last, cfg):
+        results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
+        results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
+        torch.save(results, f"{folder}/rank{rank}.pt")
+        torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
 
 
 def results_alone(first, last):

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support.helpers import make_distillation, make_ppo, roll_out
+from support.helpers import make_distillation, make_ppo, roll_out, train
 from tensordict import TensorDict
 from torch import nn
 
@@ -20,16 +20,12 @@ from rsl_tbptt.algorithms.health import (
     obs_scales,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+]
 
 NUM_STEPS, NUM_ENVS = 6, 8
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def ppo(**options):
@@ -40,19 +36,17 @@ def distillation(**options):
     return make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=2, **options)
 
 
-def trained(algorithm, num_updates=1):
-    for seed in range(num_updates):
-        (roll_out if isinstance(algorithm, TbpttDistillation) else roll_out)(algorithm, seed)
-        metrics = algorithm.update()
-    return metrics
-
-
 @pytest.mark.parametrize(
     ("actor", "options"),
-    [("mlp", {}), ("lstm", {}), ("gru", {"gradient_length": 2, "minibatch_unit": "window"})],
+    [
+        ("mlp", {}),
+        ("lstm", {}),
+        ("gru", {"gradient_length": 2, "minibatch_unit": "window"}),
+        ("cnn-lstm", {}),
+    ],
 )
 def test_an_exact_replay_differs_from_the_rollout_only_by_rounding(actor, options):
-    metrics = trained(ppo(actor=actor, learning_rate=0.1, **options), num_updates=2)
+    metrics = train(ppo(actor=actor, learning_rate=0.1, **options), 0, 1)
     assert metrics["replay_difference"] < 1e-9
     assert metrics["kl"] > 1e-3  # later steps of the update are further from the rollout
 
@@ -125,7 +119,7 @@ def test_the_students_share_is_that_of_the_labels_variance(num_micro_batches, lo
     ],
 )
 def test_labels_that_are_not_actions_or_have_no_weight_are_left_out(options):
-    assert "explained_variance/student" not in trained(distillation(**options))
+    assert "explained_variance/student" not in train(distillation(**options), 0)
 
 
 def test_units_of_the_memory_by_hand():
@@ -167,7 +161,7 @@ def test_the_scale_of_observations_is_that_of_the_networks_inputs():
 def test_every_metric_of_the_docs_is_reported_and_every_limit_has_a_metric(make, request):
     page = (request.config.rootpath / "docs" / "howto" / "health.md").read_text()
     algorithm = make()
-    metrics = {*trained(algorithm)}
+    metrics = {*train(algorithm, 0)}
     seen = {name for name in metrics if limit_of(name) is not None}
     shared = {"saturated_units", "dead_units", "grad_norm_jump"}
     assert shared <= seen
@@ -178,15 +172,14 @@ def test_every_metric_of_the_docs_is_reported_and_every_limit_has_a_metric(make,
 
 
 def test_health_changes_no_parameter(monkeypatch):
-    for make, roll in ((ppo, roll_out), (distillation, roll_out)):
+    for make in (ppo, distillation):
         algorithms = []
         for watches in (True, False):
             algorithm = make()
             with monkeypatch.context() as patch:
                 if not watches:
                     patch.setattr(FirstReplay, "watching", lambda *_, **__: nullcontext())
-                roll(algorithm, 0)
-                algorithm.update()
+                train(algorithm, 0)
             algorithms.append(algorithm)
         parameters = [
             [p for m in each.transaction.modules for p in m.parameters()] for each in algorithms
@@ -236,10 +229,5 @@ def test_gradients_that_grow_steadily_are_not_a_jump_and_sudden_ones_are():
 
 
 def test_an_update_warns():
-    algorithm = ppo()
-
-    def train():
-        train(algorithm, *range(10), on_step=lambda _, obs, __: obs["policy"].mul_(1e3))
-
     with pytest.warns(UserWarning, match=r"Loss/obs_scale/actor/policy is .*obs_normalization"):
-        train()
+        train(ppo(), *range(10), on_step=lambda _, obs, __: obs["policy"].mul_(1e3))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
 from support import several_teachers
-from support.helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
+from support.helpers import ACTION_DIM, make_model, make_obs, rnd_cfg
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
@@ -108,14 +108,6 @@ def roll_out(algorithm, gives_final_obs=True):
         algorithm.compute_returns(obs)
 
 
-RND = {
-    "num_states": STATE_DIM,
-    "obs_groups": {"rnd_state": ["state"]},
-    "num_outputs": 3,
-    "predictor_hidden_dims": [8],
-    "target_hidden_dims": [8],
-}
-
 AUXILIARY = {
     "velocity": {"target": "state", "columns": [2, 0], "hidden_dims": [8]},
     "later": {"target": "policy", "loss": "huber", "delay": 2},
@@ -147,7 +139,7 @@ CASES = [
         TbpttPPO,
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
-    (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2, "auxiliary": AUXILIARY}),
+    (TbpttPPO, {"rnd_cfg": rnd_cfg(), "num_micro_batches": 2, "auxiliary": AUXILIARY}),
     (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**AUXILIARY, **LATENT}}),
 ]
 

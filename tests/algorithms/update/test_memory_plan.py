@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from support.helpers import (
-    STATE_DIM,
     hold_frames,
     make_distillation,
     make_ppo,
+    rnd_cfg,
     roll_out,
 )
 from support.inside import assert_same, everything, start_states, trained_parameters
@@ -36,21 +36,15 @@ def ppo(actor="lstm", critic="lstm", num_steps=T, **options):
     return make_ppo(TbpttPPO, num_steps, N, actor, critic, **options)
 
 
-RND = {
-    "num_states": STATE_DIM,
-    "obs_groups": {"rnd_state": ["state"]},
-    "num_outputs": 8,
-    "predictor_hidden_dims": [64, 64],
-    "target_hidden_dims": [8],
-}
-
 CASES = {
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
     "distillation, MLP": lambda **o: distillation(student="mlp", **o),
     "PPO, whole rollout": ppo,
     "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
     "distillation, CNN with memory": lambda **o: distillation(student="cnn-lstm", **o),
-    "PPO, RND": lambda **o: ppo(gradient_length=4, rnd_cfg=dict(RND), **o),
+    "PPO, RND": lambda **o: ppo(
+        gradient_length=4, rnd_cfg=rnd_cfg(num_outputs=8, predictor_hidden_dims=[64, 64]), **o
+    ),
 }
 
 ON_A_GPU = {  # with few steps, because Triton's interpreter is slow
@@ -59,17 +53,11 @@ ON_A_GPU = {  # with few steps, because Triton's interpreter is slow
 }
 
 
-def play(algorithm, seed, **options):
-    """Fill the storage of either algorithm."""
-    fill = roll_out if isinstance(algorithm, TbpttPPO) else roll_out
-    fill(algorithm, seed, **options)
-
-
 def planned(algorithm, **options):
     """Plan an update after a rollout."""
-    play(algorithm, 0, **options)
+    roll_out(algorithm, 0, **options)
     algorithm.storage.clear()
-    play(algorithm, 0, **options)  # starts from states, as all rollouts but the first
+    roll_out(algorithm, 0, **options)  # starts from states, as all rollouts but the first
     plan = algorithm.memory_plan()
     algorithm.storage.clear()
     return plan
@@ -78,7 +66,7 @@ def planned(algorithm, **options):
 def peak_of_second_update(algorithm, **options):
     """Count the tensors of the second update, because the first creates the optimiser's state."""
     for seed in range(2):
-        play(algorithm, seed, **options)
+        roll_out(algorithm, seed, **options)
         free_buffers()
         with PeakMemory() as memory:
             algorithm.update()
@@ -139,10 +127,10 @@ def test_a_budget_that_cannot_be_kept_is_refused(make):
 
 def test_a_budget_includes_the_replay_buffer():
     algorithm = distillation(buffer_rollouts=20)
-    play(algorithm, 0)
+    roll_out(algorithm, 0)
     first = algorithm.memory_plan()
     algorithm.update()
-    play(algorithm, 1)
+    roll_out(algorithm, 1)
     in_buffer = first.sizes.replay_buffer
     assert algorithm.memory_plan().sizes.replay_buffer == in_buffer
     budget = in_buffer + (first.peak(1) + first.peak(3)) / 2
@@ -162,12 +150,12 @@ def test_a_budget_includes_the_replay_buffer():
 )
 def test_a_plan_leaves_everything_as_it_was(make, updated):
     algorithm = make()
-    play(algorithm, 0)
+    roll_out(algorithm, 0)
     if not updated and not isinstance(algorithm, TbpttPPO):
         algorithm.experience.newest()  # replaces the state None before the first rollout by zeros
     if updated:
         algorithm.update()
-        play(algorithm, 1)
+        roll_out(algorithm, 1)
 
     def all_there_is():
         models, storage = algorithm.transaction.stateful_models(), vars(algorithm.storage)
@@ -191,8 +179,8 @@ def test_a_plan_is_made_of_whole_rollouts():
                 algorithm.memory_plan()
 
     ask()
-    play(algorithm, 0, on_step=ask)
+    roll_out(algorithm, 0, on_step=ask)
     before = algorithm.memory_plan().peak(1)
     algorithm.update()
-    play(algorithm, 1)
+    roll_out(algorithm, 1)
     assert algorithm.memory_plan().peak(1) == pytest.approx(before, rel=0.05)

@@ -26,6 +26,7 @@ from support.helpers import (
     rnd_cfg,
     roll_out,
 )
+from support.helpers import train as roll_out_and_update
 from support.inside import assert_same, everything, through_a_file
 from support.operations_recording import OperationsRecording
 from support.symmetry_reference import symmetry_cfg
@@ -39,7 +40,6 @@ from rsl_tbptt.algorithms import (
     algorithm,
     distillation,
     optimizers,
-    ppo,
 )
 from rsl_tbptt.algorithms.policy_losses import PolicyLoss
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -523,7 +523,7 @@ def test_a_step_that_reads_on_the_host_is_refused(loss):
     [
         (reinforcing("cnn", "mlp").build, "a CNNModel encodes each frame once"),
         (distilling(student="cnn-gru").build, "a CNNRNNModel encodes each frame once"),
-        (stepping, "a StepByStep runs step by step"),
+        (distilling(student="stepwise").build, "a OwnForward runs step by step"),
         (reinforcing("mlp", "mlp", optimizer="rmsprop").build, "no fused kernel"),
         (reinforcing().build, "scan_engine is 'reference'"),
     ],
@@ -536,11 +536,8 @@ def test_a_step_that_is_not_recorded_says_why(monkeypatch, build, reason):
     monkeypatch.setattr(algorithm, "Recorder", recorder)
     trained = build()
     assert reason in trained.recorder.reason
-    fill = roll_out if isinstance(trained, TbpttPPO) else roll_out
     Counted.num_replays = 0
-    for seed in range(3):
-        fill(trained, seed)
-        trained.update()
+    roll_out_and_update(trained, *range(3))
     assert Counted.num_replays == 0
 
 
@@ -580,26 +577,15 @@ def test_a_tensor_that_moves_is_seen(monkeypatch, unfollowed, moves):
     assert not are_equal(*both(case))
 
 
-@pytest.mark.parametrize("name", ["kl-penalty", "teacher-linear-end"])
-def test_a_coefficient_that_is_a_number_is_seen(monkeypatch, name):
+def test_a_coefficient_or_a_rate_that_is_a_number_is_seen(monkeypatch):
     def begin_update(loss, teacher_coef):
         loss._kl_coef, loss._teacher_coef = loss.kl_coef, teacher_coef
 
     monkeypatch.setattr(PolicyLoss, "begin_update", begin_update)
-    assert not are_equal(*both(PPO_CASES[name]))
-
-
-@pytest.mark.parametrize(
-    ("module", "case"),
-    [
-        (ppo, PPO_CASES["rate-set-by-you"]),
-        (distillation, DISTILLATION_CASES["rate-set-by-you"]),
-        (distillation, DISTILLATION_CASES["falling-rate"]),
-    ],
-)
-def test_a_rate_that_is_a_number_is_seen(monkeypatch, module, case):
-    monkeypatch.setattr(module, "step_at", lambda optimizer, rate: optimizer.step())
-    assert not are_equal(*both(case))
+    for name in ("kl-penalty", "teacher-linear-end"):
+        assert not are_equal(*both(PPO_CASES[name]))
+    monkeypatch.setattr(distillation, "step_at", lambda optimizer, rate: optimizer.step())
+    assert not are_equal(*both(DISTILLATION_CASES["falling-rate"]))
 
 
 def test_autocast_around_an_update(monkeypatch):
