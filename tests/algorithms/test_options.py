@@ -13,6 +13,7 @@ from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.helpers import (
+    CHANGES,
     make_distillation,
     make_ppo,
     parameters_of,
@@ -255,23 +256,6 @@ def after_an_update(kind, changes=None, **options):
         assert getattr(algorithm, name) == value
     train(algorithm, 0)
     return parameters_of(algorithm)
-
-
-CHANGES = {
-    "clip_param": 0.2,
-    "clip_param_high": 0.2,
-    "desired_kl": 1e-4,
-    "dual_clip_param": 1.0001,
-    "entropy_coef": 0.5,
-    "gamma": 0.5,
-    "lam": 0.5,
-    "learning_rate": 2e-3,
-    "max_grad_norm": 0.01,
-    "num_learning_epochs": 2,
-    "schedule": "fixed",
-    "use_clipped_value_loss": False,
-    "value_loss_coef": 0.1,
-}
 
 
 def test_every_option_that_acts_later_is_tested():

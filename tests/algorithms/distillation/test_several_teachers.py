@@ -5,13 +5,15 @@ import copy
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import parameters_of, train
+from support.helpers import parameters_of
+from support.inside import assert_same
 from support.several_teachers import (
     MEMORYLESS,
     TEACHERS,
     LabelledByHand,
     N,
     T,
+    by_sign,
     load_alone,
     make,
     random_rollout,
@@ -37,6 +39,11 @@ def config(tmp_path_factory):
 def _choosing(request, monkeypatch):
     """Run each test with the selection of rows as on a CPU, and as on a GPU."""
     monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: request.param)
+
+
+def train(algorithm, obs, dones):
+    roll_out(algorithm, obs, dones)
+    return algorithm.update()
 
 
 def some(config, names):
@@ -98,13 +105,12 @@ def test_the_loss_of_each_teacher_is_the_mean_over_its_samples(config, options):
         assert not any("num_samples" in name for name in metrics)
 
 
-@pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign", None])
-def test_the_selector_is_a_group_or_a_function(config, selector):
+@pytest.mark.parametrize("selector", ["support.several_teachers:by_sign", by_sign])
+def test_the_selector_may_be_a_function(config, selector):
     chosen = some(config, MEMORYLESS)
-    teachers = select(chosen, selector or (lambda obs: obs["policy"][:, 0] > 0))
+    teachers = select(chosen, selector)
     obs, _ = random_rollout(3, 2)
-    output = teachers(obs[0])
-    number = obs["skill"][0, :, 0] if selector == "skill" else (obs["policy"][0, :, 0] > 0)
+    output, number = teachers(obs[0]), by_sign(obs[0])
     for index, model in enumerate(load_alone(chosen).values()):
         rows = number == index
         torch.testing.assert_close(output[rows], model(obs[0])[rows], **SAME_FLOAT32)
@@ -240,11 +246,6 @@ def test_a_selector_that_names_no_teacher_is_refused_by_name(config, selector, m
         select(some(config, MEMORYLESS), selector)
 
 
-def test_one_file_for_several_is_refused(config):
-    with pytest.raises(ValueError, match=r"teacher_checkpoint is 'one\.pt', expected None with"):
-        make(config, teacher_checkpoint="one.pt")
-
-
 UNFIT = [
     ({"checkpoint": "nowhere.pt"}, r"teacher 'walk'.*nowhere\.pt' does not exist"),
     ({"checkpoint": None}, r"teacher\.teachers\.walk\.checkpoint is None"),
@@ -258,41 +259,24 @@ UNFIT = [
 @pytest.mark.parametrize(("change", "message"), UNFIT)
 def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, change, message):
     algorithm = make({**config, "walk": {**config["walk"], **change}})
-    before = {name: v.clone() for name, v in algorithm.teacher.state_dict().items()}
     for start in (lambda: bool(algorithm.teacher_loaded), lambda: algorithm.act(None)):
         with pytest.raises(ValueError, match=message):
             start()
-    assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
 
 
-def test_a_checkpoint_brings_all_teachers_and_needs_no_file(config):
+def test_a_checkpoint_brings_all_teachers_by_name_and_needs_no_file(config):
     algorithm = make(config)
-    obs, dones = random_rollout(0, len(config))
-    train(algorithm, obs, dones)
-    saved = copy.deepcopy(algorithm.save())
-    nowhere = {name: {**teacher, "checkpoint": None} for name, teacher in config.items()}
+    train(algorithm, *random_rollout(0, len(config)))
+    nowhere = {name: {**config[name], "checkpoint": None} for name in reversed(ALL)}
     resumed = make(nowhere)
-    resumed.load(saved, None, strict=True)
+    resumed.load(copy.deepcopy(algorithm.save()), None, strict=True)
     assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
     assert resumed.teacher_loaded
-    for each in (resumed, algorithm):
-        each.teacher.reset()
-        roll_out(each, *random_rollout(1, len(config)))
-    labels = [each.storage.privileged_actions for each in (resumed, algorithm)]
-    assert torch.equal(*labels)
-    player = make(nowhere)
-    player.load(saved, {"student": True}, strict=True)  # a policy that plays
-    assert torch.equal(parameters_of(player), parameters_of(algorithm))
-
-
-def test_teachers_are_known_by_their_names_not_by_their_order(config):
-    algorithm = make(config)
-    assert algorithm.teacher_loaded
-    turned = make({name: config[name] for name in reversed(ALL)})
-    turned.load(copy.deepcopy(algorithm.save()), None, strict=True)
     for name, model in load_alone(config).items():
-        state = turned.teacher.teachers[name].state_dict()
-        assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
+        assert_same(resumed.teacher.teachers[name].state_dict(), model.state_dict())
+    player = make(nowhere)
+    player.load(algorithm.save(), {"student": True}, strict=True)  # a policy that plays
+    assert torch.equal(parameters_of(player), parameters_of(algorithm))
 
 
 def test_a_checkpoint_of_other_teachers_is_refused(config):
@@ -311,9 +295,20 @@ def test_a_checkpoint_of_other_teachers_is_refused(config):
     assert torch.equal(parameters_of(algorithm), before)
 
 
-def test_a_layer_of_several_teachers_is_no_target(config):
-    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher with"):
-        make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teacher_checkpoint": "one.pt"}, r"teacher_checkpoint is 'one\.pt', expected None with"),
+        ({"auxiliary": {"hint": {"target": "teacher:mlp.0"}}}, "expected no layer of a teacher wi"),
+        (
+            {"loss_type": [{"loss": "mse", "actions": [1, 2], "name": "walk"}]},
+            r"loss_type\[0\]\.name is 'walk'",
+        ),
+    ],
+)
+def test_options_for_a_single_teacher_are_refused(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(config, **options)
 
 
 def test_samples_without_a_teacher_are_allowed_if_their_weight_is_zero(config):
@@ -336,17 +331,3 @@ def test_samples_without_a_teacher_are_allowed_if_their_weight_is_zero(config):
     assert metrics == expected
     assert "behavior/walk" in metrics
     assert torch.equal(parameters, plain)
-
-
-def test_a_slice_named_like_a_teacher_is_refused(config):
-    slices = [
-        {"loss": "mse", "actions": [0, 1]},
-        {"loss": "mse", "actions": [1, 2], "name": "walk"},
-    ]
-    with pytest.raises(ValueError, match=r"loss_type\[1\]\.name is 'walk'"):
-        make(some(config, MEMORYLESS), loss_type=slices)
-    slices[1]["name"] = "strut"
-    algorithm = make(some(config, MEMORYLESS), loss_type=slices)
-    roll_out(algorithm, *random_rollout(0, 2))
-    names = {"actions_0_1", "strut", "walk", "see"}
-    assert {f"behavior/{name}" for name in names} <= algorithm.update().keys()

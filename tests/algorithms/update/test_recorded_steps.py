@@ -18,6 +18,7 @@ from support import several_teachers
 from support.auxiliary_reference import HEADS
 from support.fine_tuning import make_fine_tuned
 from support.helpers import (
+    CHANGES,
     MEMORIES,
     absolute_error,
     make_distillation,
@@ -237,22 +238,13 @@ BUFFER: dict[str, Any] = {"buffer_rollouts": 2}
 
 PPO_CASES = {
     "defaults": reinforcing(),
-    "dual-clip-and-clip-higher": reinforcing(dual_clip_param=3.0, clip_param_high=0.28),
     "kl-penalty": reinforcing(**PENALTY, learning_rate=1e-2),
-    "fixed-rate": reinforcing(schedule="fixed"),
-    "no-clipping": reinforcing(max_grad_norm=None, use_clipped_value_loss=False),
-    "negative-entropy": reinforcing(entropy_coef=-0.02, value_loss_coef=0.5),
     "advantages-per-mini-batch": reinforcing(normalize_advantage_per_mini_batch=True),
     "episode-mean": reinforcing(loss_reduction="episode_mean", gradient_length=2),
-    "windows-of-envs": reinforcing(gradient_length=2),
-    "windows-with-a-shorter-one": reinforcing(gradient_length=4),
-    "in-order": reinforcing(shuffle_envs=False),
     "single-windows": reinforcing(**WINDOWS),
     "burn-in": reinforcing(**WINDOWS, burn_in_length=3),
-    "burn-in-episode-mean": reinforcing(**WINDOWS, burn_in_length=1, loss_reduction="episode_mean"),
     "micro-batches": reinforcing(num_micro_batches=2, gradient_length=2),
     "mixed-precision": reinforcing(use_mixed_precision=True, gradient_length=2),
-    "sgd": reinforcing(optimizer="sgd", learning_rate=1e-2),
     "adamw": reinforcing(optimizer="adamw"),
     "single-steps": reinforcing("mlp", "mlp"),
     "single-steps-episode-mean": reinforcing("mlp", "mlp", loss_reduction="episode_mean"),
@@ -260,8 +252,6 @@ PPO_CASES = {
     **{kind: reinforcing(kind, kind, gradient_length=2) for kind in MEMORIES},
     "two-layers": reinforcing(actor_kwargs={"rnn_num_layers": 2}),
     "obs-normalization": reinforcing(actor_kwargs=NORMALIZED),
-    "obs-normalization-single-steps": reinforcing("mlp", "mlp", actor_kwargs=NORMALIZED),
-    "teacher-linear": imitating(teacher_updates=3, changes="teacher_coef"),
     "teacher-linear-end": imitating(
         teacher_updates=3, teacher_coef_end=0.1, changes="teacher_coef"
     ),
@@ -278,45 +268,15 @@ PPO_CASES = {
         changes="teacher_coef",
         num_updates=8,
     ),
-    "teacher-mse": imitating(teacher_loss="mse", teacher="mlp"),
     "teacher-nll": imitating(teacher_loss="nll", gradient_length=2),
     "heads": reinforcing(auxiliary=HEADS, gradient_length=3),
-    "heads-single-steps": reinforcing("mlp", "mlp", auxiliary=HEADS),
-    "augmentation": reinforcing(symmetry_cfg=symmetry_cfg(mirror_loss=False)),
     "mirror-loss": reinforcing(symmetry_cfg=symmetry_cfg(augmentation=False), gradient_length=2),
     "symmetry-two-images": reinforcing(symmetry_cfg=symmetry_cfg(num_images=2), **WINDOWS),
-    "symmetry-single-steps": reinforcing("mlp", "mlp", symmetry_cfg=symmetry_cfg()),
-    "rnd": reinforcing(rnd={}),
     "rnd-normalized": reinforcing(
         rnd={"state_normalization": True, "reward_normalization": True}, gradient_length=2
     ),
-    "rnd-single-steps": reinforcing("mlp", "mlp", rnd={"state_normalization": True}),
-    "rate-set-by-you": reinforcing(
-        schedule="fixed", before=between((2, "learning_rate", 5e-3), (4, "learning_rate", 2e-3))
-    ),
-    "adaptive-rate-set-by-you": reinforcing(before=between((3, "learning_rate", 5e-3))),
-    **{
-        f"changed-{name}": reinforcing(before=between((3, name, value)))
-        for name, value in {
-            "clip_param": 0.01,
-            "clip_param_high": 0.5,
-            "desired_kl": 1e-4,
-            "dual_clip_param": 1.1,
-            "entropy_coef": 0.5,
-            "gamma": 0.5,
-            "lam": 0.5,
-            "max_grad_norm": 0.01,
-            "num_learning_epochs": 3,
-            "schedule": "fixed",
-            "value_loss_coef": 0.1,
-        }.items()
-    },
-    "changed-use_clipped_value_loss": reinforcing(
-        before=between((3, "use_clipped_value_loss", False)), clip_param=0.001
-    ),
+    **{f"changed-{n}": reinforcing(before=between((3, n, v))) for n, v in CHANGES.items()},
     "frozen-critic": reinforcing(before=after(3, frozen("critic"))),
-    "frozen-actor": reinforcing(before=after(3, frozen("actor"))),
-    "loaded": reinforcing(before=loading(), actor_kwargs=NORMALIZED),
     "loaded-rnd": reinforcing(before=loading(), rnd={"state_normalization": True}),
     "critic-warm-up": Case(
         functools.partial(
@@ -334,50 +294,29 @@ PPO_CASES = {
 
 DISTILLATION_CASES = {
     "defaults": distilling(),
-    "all-train": distilling(held_out_envs=0),
     **{f"loss-{loss}": distilling(loss_type=loss) for loss in ("mse", "huber", "kl", "nll", "bce")},
     "loss-slices": distilling(loss_type=SLICES),
     "loss-of-your-own": distilling(loss_type=absolute_error),
     "buffer": distilling(**BUFFER),
-    "buffer-double-share": distilling(**BUFFER, buffer_share=2.0),
-    "buffer-of-an-mlp": distilling(**BUFFER, student="mlp"),
-    "one-mini-batch": distilling(num_mini_batches=1, num_learning_epochs=1, least_replays=2),
     "k1-longer": distilling(gradient_length=2, update_length=4),
-    "k1-shorter": distilling(gradient_length=4, update_length=2),
     "tail-dropped": distilling(gradient_length=4, tail="drop"),
-    "sum": distilling(loss_reduction="sum", max_grad_norm=None),
     "micro-batches": distilling(num_micro_batches=2),
     "mixed-precision": distilling(use_mixed_precision=True, **BUFFER),
-    "sgd": distilling(optimizer="sgd", learning_rate=1e-2),
-    "adamw": distilling(optimizer="adamw"),
     **{kind: distilling(student=kind) for kind in ("mlp", *MEMORIES)},
     "two-layers": distilling(student_kwargs={"rnn_num_layers": 2}),
     "obs-normalization": distilling(student_kwargs=NORMALIZED, **BUFFER),
-    "weights": distilling(imitation_weight=weigh),
     "weights-buffer": distilling(imitation_weight=weigh, **BUFFER, loss_type=SLICES),
-    "augmentation": distilling(symmetry_cfg=symmetry_cfg(mirror_loss=False)),
     "augmentation-buffer": distilling(symmetry_cfg=symmetry_cfg(mirror_loss=False), **BUFFER),
-    "average": distilling(weight_average=True),
     "average-buffer-heads": distilling(weight_average=True, **BUFFER, auxiliary=HEADS),
     "loaded-average": distilling(weight_average=True, before=loading(), student_kwargs=NORMALIZED),
-    "heads": distilling(auxiliary=HEADS),
     "heads-buffer": distilling(auxiliary=HEADS, **BUFFER),
     "heads-of-teacher-layers": distilling(auxiliary={"latent": {"target": "teacher:mlp.0"}}),
     "recurrent-teacher": distilling(teacher="lstm"),
     "labels-in-batches": distilling(batch_teacher_labels=True, loss_type="kl"),
-    "heads-of-teacher-layers-in-batches": distilling(
-        batch_teacher_labels=True, auxiliary={"latent": {"target": "teacher:mlp.0"}}
-    ),
     "dagger": distilling(teacher_action_share=0.5, teacher_action_updates=3),
     "falling-rate": distilling(learning_rate_updates=4),
-    "rate-set-by-you": distilling(
-        before=between((2, "learning_rate", 5e-3), (4, "learning_rate", 2e-3))
-    ),
-    "changed-max_grad_norm": distilling(before=between((3, "max_grad_norm", 0.01))),
-    "loaded": distilling(before=loading(), student_kwargs=NORMALIZED),
     "loaded-buffer": distilling(before=loading(), save_buffer=True, **BUFFER, least_replays=4),
     "loaded-student-alone": distilling(before=loading({"student": True}), **BUFFER),
-    "loaded-heads": distilling(before=loading(), auxiliary=HEADS),
 }
 
 
@@ -491,7 +430,10 @@ NOT_MOVING = [
     *(PPO_CASES[name] for name in ("defaults", "rnd-normalized", "heads", "burn-in")),
     *(PPO_CASES[name] for name in ("obs-normalization", "symmetry-two-images", "episode-mean")),
     *(DISTILLATION_CASES[name] for name in ("defaults", "obs-normalization", "weights-buffer")),
-    *(DISTILLATION_CASES[name] for name in ("labels-in-batches", "heads", "augmentation")),
+    *(
+        DISTILLATION_CASES[name]
+        for name in ("labels-in-batches", "heads-buffer", "augmentation-buffer")
+    ),
 ]
 
 
