@@ -204,6 +204,11 @@ def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (actions - labels).abs()
 
 
+def weigh(transitions: Any) -> torch.Tensor:
+    """Stand in for a user's weights: 0 for about half of all steps, different ones for others."""
+    return transitions.obs["state"][..., 0].relu()
+
+
 def make_ppo(
     algorithm: type[PPO],
     num_steps: int,

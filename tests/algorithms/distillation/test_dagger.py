@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import make_distillation, make_model, parameters_of, roll_out, train
+from support.helpers import make_distillation, parameters_of, roll_out, train
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.extensions.teachers import Dagger
@@ -130,15 +130,3 @@ def test_the_number_of_updates_is_plain_and_ignored_by_rsl_rl():
     assert torch.equal(parameters_of(target), parameters_of(source))
     assert source.load(target.save(), None, strict=True) is True
     assert source.num_updates == 0
-
-
-def test_without_the_student_the_number_of_updates_stays():
-    algorithm, source = make(), make()
-    algorithm.num_updates, source.num_updates = 3, 7
-    actor = make_model("teacher", "mlp", NUM_ENVS, seed=9)
-    algorithm.load({"actor_state_dict": actor.state_dict()}, None, strict=True)
-    assert algorithm.num_updates == 3
-    algorithm.load(source.save(), {"teacher": True}, strict=True)
-    assert algorithm.num_updates == 3
-    algorithm.load(source.save(), {"student": True}, strict=True)
-    assert algorithm.num_updates == 7

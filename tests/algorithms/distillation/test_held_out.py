@@ -11,6 +11,7 @@ from support.helpers import (
     parameters_of,
     roll_out,
     train,
+    weigh,
 )
 from support.inside import everything
 from support.rank_processes import group, run_ranks
@@ -34,10 +35,6 @@ def make(num_envs=N, num_steps=T, **options):
 def names(options):
     """Return a test's name; functions would differ between processes."""
     return ", ".join(options) or "defaults"
-
-
-def weigh(transitions):
-    return transitions.obs["state"][..., 0].relu()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from support.helpers import (
     parameters_of,
     roll_out,
     train,
+    weigh,
 )
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
@@ -27,15 +28,6 @@ FIXED = {"optimizer": "sgd", "learning_rate": 1e-30, "max_grad_norm": None}
 
 GRADIENT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
 """The documented tolerance in float64."""
-
-
-def weigh(transitions):
-    """Give about half of all steps weight 0, and the others different weights."""
-    return weigh_state(transitions.obs)
-
-
-def weigh_state(obs):
-    return obs["state"][..., 0].relu()
 
 
 def squared(actions, labels):
@@ -64,7 +56,9 @@ def recorded(algorithm):
         obs=storage.observations.clone(),
         labels=storage.privileged_actions.clone(),
         dones=storage.dones.squeeze(-1).bool(),
-        weights=torch.ones(T, N) if weight is None else weigh_state(storage.observations),
+        weights=torch.ones(T, N)
+        if weight is None
+        else storage.observations["state"][..., 0].relu(),
         state=hidden_state.clone(algorithm.experience.start_state),
     )
 
@@ -239,46 +233,26 @@ def test_a_weight_is_tried_out_before_the_first_step(weight, message):
 
 
 def test_the_steps_of_an_episode_are_counted_over_rollouts():
-    counted, dones, weights = [], [], []
+    counted = []
 
-    def warm_up(transitions):
+    def count(transitions):
         counted.append(transitions.episode_steps.clone())
-        dones.append(transitions.dones.clone())
-        weights.append((transitions.episode_steps >= 4).float())
-        return weights[-1]
-
-    algorithm = make(imitation_weight=warm_up)
-    for seed in range(4):
-        roll_out(algorithm, seed, done_rate=0.1)
-        if seed == 1:  # broken off, but the simulated steps count
-            dropped = algorithm.storage.dones.squeeze(-1).bool().clone()
-            algorithm.train_mode()
-            dones.append(dropped)
-            counted.append(None)
-            continue
-        algorithm.update()
-    counted, dones = counted[1:], dones[1:]  # without the trial
-    steps = torch.zeros(N, dtype=torch.int64)
-    for of_rollout, ends in zip(counted, dones, strict=True):
-        for t in range(T):
-            if of_rollout is not None:
-                assert torch.equal(of_rollout[t], steps)
-            steps = torch.where(ends[t], 0, steps + 1)
-    assert steps.max() > T
-
-
-def test_a_function_gets_the_executed_actions():
-    seen = {}
-
-    def look(transitions):
-        seen.update({name: getattr(transitions, name).clone() for name in ("actions", "labels")})
         return torch.ones(T, N)
 
-    algorithm = make(imitation_weight=look, teacher_action_share=0.4)
-    train(algorithm, 0)
-    by_teacher = (seen["actions"] == seen["labels"]).all(-1)
-    assert by_teacher.all(0).sum() == 2
-    assert by_teacher.sum() == 2 * T
+    algorithm = make(imitation_weight=count)
+    steps = torch.zeros(N, dtype=torch.int64)
+    for seed in range(4):
+        roll_out(algorithm, seed, done_rate=0.1)
+        dones, expected = algorithm.storage.dones.squeeze(-1).bool().clone(), []
+        for t in range(T):
+            expected.append(steps)
+            steps = torch.where(dones[t], 0, steps + 1)
+        if seed == 1:  # broken off, but the simulated steps count
+            algorithm.train_mode()
+        else:
+            algorithm.update()
+            assert torch.equal(counted[-1], torch.stack(expected))
+    assert steps.max() > T
 
 
 LEFT_OUT = torch.zeros(T, N, dtype=torch.bool)

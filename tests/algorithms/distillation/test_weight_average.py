@@ -160,12 +160,3 @@ def test_a_rollout_that_breaks_off_leaves_the_average(look, steps):
     assert torch.equal(parameters_of(algorithm), newest_of(algorithm))
     getattr(algorithm, look)()
     assert torch.equal(parameters_of(algorithm), average)
-
-
-def test_a_checkpoint_in_the_midst_of_a_rollout_changes_no_training():
-    algorithm, reference = make(), make()
-    for each in (algorithm, reference):
-        update(each, 0, 1)
-        looks = {3: each.save} if each is algorithm else {}
-        update(each, 2, on_step=lambda step, _, looks=looks: looks.get(step, dict)())
-    assert_same(state(algorithm), state(reference))

@@ -4,11 +4,8 @@ import copy
 
 import pytest
 import torch
-from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import (
-    distillation_cfg,
     distilled,
-    fine_tuning_cfg,
     make_fine_tuned,
     make_pulled,
 )
@@ -23,7 +20,6 @@ from support.imitation import forget
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -131,31 +127,6 @@ def test_a_run_continues_exactly_from_a_checkpoint_within_the_schedules(
     assert coefs == pytest.approx([0.8, 0.8] if saved_after == 1 else [0.8 * 2 / 3, 0.8 / 3])
     assert torch.equal(parameters_of(target), parameters_of(source))
     assert target.learning_rate == source.learning_rate
-
-
-def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path, monkeypatch):
-    distillation = DistillationRunner(RecallEnv(8, 3), distillation_cfg(), log_dir=None)
-    distillation.alg.teacher_loaded = True
-    distillation.learn(1)
-    distillation.save(str(tmp_path / "student.pt"))
-    cfg = fine_tuning_cfg()
-    runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
-    runner.load(str(tmp_path / "student.pt"))
-    student = distillation.alg.student.state_dict()
-    for name, value in runner.alg.actor.state_dict().items():
-        assert torch.equal(value, student[name])
-    metrics, update = [], runner.alg.update
-    recorded = lambda: update() | (metrics.append(runner.alg.metrics) or {})  # noqa: E731
-    monkeypatch.setattr(runner.alg, "update", recorded)
-    runner.learn(2)
-    assert [seen["teacher_coef"] for seen in metrics] == pytest.approx([0.5, 0.5])
-    assert metrics[0]["actor_grad_norm"] == 0 < metrics[1]["actor_grad_norm"]
-    own = runner.alg.save()["rsl_tbptt"]
-    state = own["imitation"]
-    assert (own["fine_tuning"]["num_updates"], state["num_updates"]) == (2, 1)
-    teacher = distillation.alg.teacher.state_dict()
-    for name, value in state["teacher_state_dict"].items():
-        assert torch.equal(value, teacher[name])
 
 
 def standing_of(algorithm):

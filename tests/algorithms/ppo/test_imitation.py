@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.runners import OnPolicyRunner
-from support.fine_tuning import distilled, fine_tuning_cfg, save_untrained
-from support.helpers import make_model, parameters_of, rnd_cfg, roll_out, train
+from support.fine_tuning import distilled
+from support.helpers import make_model, make_ppo, parameters_of, rnd_cfg, roll_out, train
 from support.imitation import forget, live, make_imitating, teacher_file
 from support.inside import through_a_file
 from support.ppo_reference import (
@@ -21,7 +20,7 @@ from support.ppo_reference import (
 from support.rank_processes import group, run_ranks
 from support.tolerances import EXACT_FLOAT64
 
-from rsl_tbptt_tasks.memory import RecallEnv
+from rsl_tbptt.algorithms import TbpttPPO
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -278,70 +277,17 @@ def test_nan_in_the_teachers_answers_is_named_and_skipped(tmp_path):
     assert train(algorithm, 1)["teacher_coef"] == 0.8
 
 
-def runner_cfg(folder, **algorithm):
-    """Return a runner's config with options and a teacher's file that does not exist."""
-    cfg = copy.deepcopy(fine_tuning_cfg())
-    for name in ("critic_warmup_iterations", "teacher_updates"):
-        del cfg["algorithm"][name]
-    teacher = OnPolicyRunner(RecallEnv(8, 3), teacher_cfg(), log_dir=None)
-    save_untrained(teacher, folder / "teacher.pt")
-    cfg["algorithm"] |= {"teacher_checkpoint": str(folder / "teacher.pt"), **algorithm}
-    return cfg
-
-
-def teacher_cfg():
-    """Return the config of a PPO that trains the teacher of ``fine_tuning_cfg``."""
-    cfg = copy.deepcopy(fine_tuning_cfg())
-    model = cfg["algorithm"]["teacher_cfg"]
-    critic = {name: value for name, value in model.items() if name != "distribution_cfg"}
-    return {
-        **cfg,
-        "obs_groups": {"actor": ["privileged"], "critic": ["privileged"]},
-        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO"},
-        "actor": copy.deepcopy(model),
-        "critic": critic,
-    }
-
-
-def learned(cfg, updates=2):
-    torch.manual_seed(0)
-    runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
-    start = torch.cat((parameters_of(runner.alg), torch.get_rng_state()))
-    runner.learn(updates)
-    return start, parameters_of(runner.alg), runner
-
-
-def test_a_teacher_with_weight_zero_or_before_the_first_update_changes_no_bit(tmp_path):
-    cfg = runner_cfg(tmp_path)
-    without, unused = copy.deepcopy(cfg), copy.deepcopy(cfg)
-    for name in ("teacher_cfg", "teacher_coef", "teacher_checkpoint"):
-        del without["algorithm"][name]
-    unused["algorithm"] |= {"teacher_coef": 0.0, "teacher_checkpoint": str(tmp_path / "gone.pt")}
-    start, end, _ = learned(without)
+def test_a_teacher_with_weight_zero_changes_no_bit(tmp_path):
+    options = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.0}
     message = (
         r"teacher_cfg is \{.*\} and teacher_checkpoint is .*, which has no effect without teach"
     )
     with pytest.warns(UserWarning, match=message):
-        _, with_zero, runner = learned(unused)
-    assert torch.equal(with_zero, end)
-    assert "imitation" not in runner.alg.save()["rsl_tbptt"]
-    start_with, end_with, _ = learned(cfg)
-    assert torch.equal(start_with, start)
-    assert not torch.equal(end_with, end)
-
-
-def test_the_stock_runner_trains_saves_resumes_and_plays_with_it(tmp_path):
-    cfg = runner_cfg(tmp_path, teacher_coef=1.0, teacher_updates=4)
-    _, _, runner = learned(copy.deepcopy(cfg))
-    save_untrained(runner, tmp_path / "model.pt")
-    cfg["algorithm"]["teacher_checkpoint"] = str(tmp_path / "gone.pt")
-    player = OnPolicyRunner(RecallEnv(1, 3), copy.deepcopy(cfg), log_dir=None)
-    player.load(str(tmp_path / "model.pt"))
-    player.get_inference_policy()(player.env.get_observations())
-    resumed = OnPolicyRunner(RecallEnv(8, 3), copy.deepcopy(cfg), log_dir=None)
-    resumed.load(str(tmp_path / "model.pt"))
-    resumed.learn(1)
-    assert resumed.alg.save()["rsl_tbptt"]["imitation"]["num_updates"] == 3
+        unused = make_ppo(TbpttPPO, 6, 4, **options, teacher_checkpoint=str(tmp_path / "gone.pt"))
+    without = make_ppo(TbpttPPO, 6, 4)
+    assert train(unused, 0, 1) == train(without, 0, 1)
+    assert torch.equal(parameters_of(unused), parameters_of(without))
+    assert "imitation" not in unused.save()["rsl_tbptt"]
 
 
 def run_rank(rank, path, folder):

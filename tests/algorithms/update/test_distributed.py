@@ -8,6 +8,7 @@ from support.helpers import (
     make_ppo,
     parameters_of,
     rnd_cfg,
+    weigh,
 )
 from support.rank_processes import group, run_ranks
 from support.symmetry_reference import symmetry_cfg
@@ -49,11 +50,6 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
         fill_storage(algorithm.storage, first, last)
         algorithm.update()
     return parameters_of(algorithm)
-
-
-def weigh(transitions):
-    """Give about half of all steps weight 0, and the others different weights."""
-    return transitions.obs["state"][..., 0].relu()
 
 
 OPTIONS = (

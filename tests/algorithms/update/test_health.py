@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support.helpers import make_distillation, make_ppo, roll_out, train
+from support.helpers import make_distillation, make_ppo, roll_out, train, weigh
 from tensordict import TensorDict
 from torch import nn
 
@@ -115,7 +115,7 @@ def test_the_students_share_is_that_of_the_labels_variance(num_micro_batches, lo
     [
         {"loss_type": "bce"},
         {"loss_type": [{"loss": "bce", "actions": [0, 1]}, {"loss": "mse", "actions": [1, 2]}]},
-        {"imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu()},
+        {"imitation_weight": weigh},
     ],
 )
 def test_labels_that_are_not_actions_or_have_no_weight_are_left_out(options):

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
-from support import several_teachers
-from support.helpers import ACTION_DIM, make_model, make_obs, rnd_cfg
+from support.helpers import ACTION_DIM, make_model, make_obs, rnd_cfg, weigh
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.models import teacher_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -122,7 +120,7 @@ CASES = [
         TbpttDistillation,
         {
             "gradient_length": 4,
-            "imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu(),
+            "imitation_weight": weigh,
             "loss_type": [{"loss": "bce", "actions": [0, 2]}],
         },
     ),
@@ -175,31 +173,6 @@ def test_the_triton_engine_reads_nothing(algorithm_class):
             with HostTransfers() as update:
                 algorithm.update()
             assert update.seen == ["tolist"]
-
-
-def test_selecting_teachers_never_makes_the_host_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
-    algorithm = several_teachers.make(
-        several_teachers.save_teachers(tmp_path), buffer_rollouts=1, scan_engine="reference"
-    )
-    obs, dones = several_teachers.random_rollout(0, 4)
-
-    def roll_out_again():
-        with torch.no_grad():
-            for step in range(len(dones)):
-                algorithm.act(obs[step])
-                rewards = torch.zeros(dones.shape[1])
-                algorithm.process_env_step(obs[step], rewards, dones[step].long(), {})
-
-    roll_out_again()
-    algorithm.update()
-    with HostTransfers() as rollout:
-        roll_out_again()
-    with HostTransfers() as update:
-        metrics = algorithm.update()
-    assert "behavior/hop" in metrics
-    assert rollout.seen == []
-    assert update.seen == ["tolist"]
 
 
 def test_time_outs_without_final_observations_are_asked_for_after_the_rollout():

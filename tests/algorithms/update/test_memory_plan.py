@@ -15,7 +15,6 @@ from support.inside import assert_same, everything, start_states, trained_parame
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core import recompute
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers
@@ -81,16 +80,6 @@ def test_the_peak_is_predicted(case, num_env_chunks):
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
-@pytest.mark.parametrize("kept", [0, 2**16])
-def test_graphs_of_frames_are_predicted_up_to_the_kept_ones(monkeypatch, kept):
-    """The graphs of all frames would take 0.9 MB."""
-    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 2**14)
-    monkeypatch.setitem(recompute._KEPT, "cpu", kept)
-    algorithm = distillation(student="cnn-lstm", gradient_length=T)
-    predicted = planned(algorithm).peak(1)
-    assert 0.8 * predicted < peak_of_second_update(algorithm) < 1.01 * predicted
-
-
 def test_a_slow_camera_is_planned_for_after_a_rollout():
     algorithm = distillation(12, student="cnn-lstm")
     before = planned(algorithm)
@@ -123,20 +112,6 @@ def test_a_budget_is_kept(case):
 def test_a_budget_that_cannot_be_kept_is_refused(make):
     with pytest.raises(ValueError, match=r"memory_budget_gb is 1e-06, expected at least .*e-05"):
         peak_of_second_update(make(memory_budget_gb=1e-6))
-
-
-def test_a_budget_includes_the_replay_buffer():
-    algorithm = distillation(buffer_rollouts=20)
-    roll_out(algorithm, 0)
-    first = algorithm.memory_plan()
-    algorithm.update()
-    roll_out(algorithm, 1)
-    in_buffer = first.sizes.replay_buffer
-    assert algorithm.memory_plan().sizes.replay_buffer == in_buffer
-    budget = in_buffer + (first.peak(1) + first.peak(3)) / 2
-    assert first.num_micro_batches(budget) in (2, 3)
-    with pytest.raises(ValueError, match=r"memory_budget_gb is .* or buffer_gb"):
-        first.num_micro_batches(0.9 * in_buffer)
 
 
 @pytest.mark.parametrize("updated", [False, True])

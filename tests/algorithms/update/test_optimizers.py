@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.algorithms import Distillation
 from support.helpers import (
     make_distillation,
     make_ppo,
@@ -102,24 +102,6 @@ def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate):
         on_device = torch.full((), rate, dtype=torch.float64)
         got = follow_kl(on_device, torch.tensor(kl), 0.01).item()
         assert got == rsl_rl_rate(rate, kl, 0.01)
-
-
-@pytest.mark.usefixtures("in_order")
-def test_outside_an_update_the_learning_rate_is_a_float_that_rsl_rl_has_too():
-    rates = []
-    cases: list[tuple[type[PPO], dict[str, Any]]] = [(TbpttPPO, {"shuffle_envs": False}), (PPO, {})]
-    for algorithm_class, options in cases:
-        algorithm = make_ppo(
-            algorithm_class, 6, 8, num_learning_epochs=3, learning_rate=1e-4, **options
-        )
-        roll_out(algorithm, 0)
-        algorithm.update()
-        rates.append(algorithm.learning_rate)
-        for group in algorithm.optimizer.param_groups:
-            assert type(group["lr"]) is float
-            assert group["lr"] == algorithm.learning_rate
-    assert type(rates[0]) is float
-    assert rates[0] == rates[1] != 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -26,6 +26,7 @@ from support.helpers import (
     make_ppo,
     rnd_cfg,
     roll_out,
+    weigh,
 )
 from support.helpers import train as roll_out_and_update
 from support.inside import assert_same, everything, through_a_file
@@ -51,7 +52,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:scan_engine is 'reference', which has no effect on a"),
 ]
 
-T, N = 6, 8
+T, N, NUM_UPDATES = 6, 8, 6
 NORMALIZED = {"obs_normalization": True}
 
 
@@ -84,17 +85,11 @@ class Case:
     changes: str = ""
     """A metric that differs between updates, as otherwise the case shows nothing."""
 
-    least_replays: int = 6
-    """Steps, of 20, that are replayed at least."""
-
-    num_updates: int = 5
-
 
 @dataclass
 class Trained:
     """What a training has left."""
 
-    algorithm: Any
     state: Any
     metrics: list[dict[str, float]]
     num_replays: int
@@ -105,7 +100,7 @@ class Trained:
 def train(case, *, records):
     """Train, with recorded steps or without."""
     Counted.num_replays, metrics, places, before = 0, [], [], None
-    for update in range(case.num_updates):
+    for update in range(NUM_UPDATES):
         trained = before or case.build()
         trained = case.before(trained, update) or trained
         if records and trained is not before:
@@ -117,7 +112,7 @@ def train(case, *, records):
         before = trained
     saved = [x for x in tree_leaves(trained.save()) if isinstance(x, torch.Tensor | float | int)]
     state = everything(trained), saved
-    return Trained(trained, state, metrics, Counted.num_replays, places)
+    return Trained(state, metrics, Counted.num_replays, places)
 
 
 def places_of(trained):
@@ -137,12 +132,7 @@ def places_of(trained):
 
 
 def reinforcing(
-    *models: Any,
-    before: Any = Case.before,
-    changes: Any = "",
-    fill: Any = None,
-    num_updates: Any = 5,
-    **options: Any,
+    *models: Any, before: Any = Case.before, changes: Any = "", fill: Any = roll_out, **options: Any
 ):
     """Describe a training of PPO, by default of LSTMs."""
     models = models or ("lstm", "lstm")
@@ -159,18 +149,16 @@ def reinforcing(
             built.imitation.is_loaded = True
         return built
 
-    return Case(build, fill or roll_out, before, changes, num_updates=num_updates)
+    return Case(build, fill, before, changes)
 
 
-def distilling(
-    before: Any = Case.before, changes: Any = "", least_replays: Any = 6, **options: Any
-):
+def distilling(before: Any = Case.before, **options: Any):
     """Describe a distillation, by default into an LSTM, with held-out environments."""
     engine = {} if options.get("student") == "mlp" else {"scan_engine": "reference"}
     shared = {"num_mini_batches": 2, "num_learning_epochs": 2, "gradient_length": 3, **engine}
     shared["held_out_envs"] = 2
     build = functools.partial(make_distillation, TbpttDistillation, T, N, **{**shared, **options})
-    return Case(build, roll_out, before, changes, least_replays)
+    return Case(build, roll_out, before)
 
 
 def imitating(**options):
@@ -181,33 +169,19 @@ def imitating(**options):
 
 def rewarding(trained, seed):
     """Fill the storage with rewards whose returns rise, and fall in later rollouts."""
-    offset = 20.0 if seed < 4 else -100.0
-
-    def on_step(step, obs, rewards):
-        rewards.add_(offset)
-
-    roll_out(trained, seed, on_step=on_step)
+    offset = 20.0 if seed < 3 else -100.0
+    roll_out(trained, seed, on_step=lambda step, obs, rewards: rewards.add_(offset))
 
 
-def between(*changes):
-    """Return a function that sets options, (number of the update, name, value) each."""
-
-    def before(trained, update):
-        for at, name, value in changes:
-            if update == at:
-                setattr(trained, name, value)
-
-    return before
+def setting(name, value):
+    """Return a function that sets an option before the fourth update."""
+    return lambda trained, update: setattr(trained, name, value) if update == 3 else None
 
 
-def weigh(transitions):
-    """Give about half of all steps weight 0, and the others different weights."""
-    return transitions.obs["state"][..., 0].relu()
-
-
-def after(update, change):
-    """Return a function that changes the algorithm once, before an update with this number."""
-    return lambda trained, number: change(trained) if number == update else None
+def freezing(trained, update):
+    """Freeze the critic before the fourth update."""
+    if update == 3:
+        trained.critic.requires_grad_(False)
 
 
 def loading(load_cfg=None):
@@ -221,11 +195,6 @@ def loading(load_cfg=None):
             trained.load(saved, load_cfg, strict=True)
 
     return before
-
-
-def frozen(name):
-    """Return a function that freezes a model."""
-    return lambda trained: getattr(trained, name).requires_grad_(False) and None
 
 
 SLICES = [
@@ -266,7 +235,6 @@ PPO_CASES = {
         teacher_return=4.0,
         fill=rewarding,
         changes="teacher_coef",
-        num_updates=8,
     ),
     "teacher-nll": imitating(teacher_loss="nll", gradient_length=2),
     "heads": reinforcing(auxiliary=HEADS, gradient_length=3),
@@ -275,8 +243,8 @@ PPO_CASES = {
     "rnd-normalized": reinforcing(
         rnd={"state_normalization": True, "reward_normalization": True}, gradient_length=2
     ),
-    **{f"changed-{n}": reinforcing(before=between((3, n, v))) for n, v in CHANGES.items()},
-    "frozen-critic": reinforcing(before=after(3, frozen("critic"))),
+    **{f"changed-{n}": reinforcing(before=setting(n, v)) for n, v in CHANGES.items()},
+    "frozen-critic": reinforcing(before=freezing),
     "loaded-rnd": reinforcing(before=loading(), rnd={"state_normalization": True}),
     "critic-warm-up": Case(
         functools.partial(
@@ -288,7 +256,6 @@ PPO_CASES = {
         ),
         roll_out,
         changes="teacher_coef",
-        num_updates=8,
     ),
 }
 
@@ -315,7 +282,7 @@ DISTILLATION_CASES = {
     "labels-in-batches": distilling(batch_teacher_labels=True, loss_type="kl"),
     "dagger": distilling(teacher_action_share=0.5, teacher_action_updates=3),
     "falling-rate": distilling(learning_rate_updates=4),
-    "loaded-buffer": distilling(before=loading(), save_buffer=True, **BUFFER, least_replays=4),
+    "loaded-buffer": distilling(before=loading(), save_buffer=True, **BUFFER),
     "loaded-student-alone": distilling(before=loading({"student": True}), **BUFFER),
 }
 
@@ -329,7 +296,7 @@ def check_equal(case):
     """Check that a training is equal to the bit with recorded steps; return both."""
     plain, recorded = both(case)
     assert_same([recorded.metrics, recorded.state], [plain.metrics, plain.state])
-    assert recorded.num_replays >= case.least_replays
+    assert recorded.num_replays >= 4
     if case.changes:
         assert len({metrics.get(case.changes) for metrics in plain.metrics}) > 1
     return plain, recorded
@@ -379,7 +346,7 @@ def test_an_undone_update_in_between(case):
         case.fill(trained, seed, on_step=spoil)
 
     with pytest.warns(UserWarning, match="observation group 'policy' of environments"):
-        _, recorded = check_equal(dataclasses.replace(case, fill=fill, num_updates=6))
+        _, recorded = check_equal(dataclasses.replace(case, fill=fill))
     assert recorded.metrics[3] == {"skipped_updates": 1.0}
 
 
@@ -400,7 +367,7 @@ def test_resumed_in_another_process(case):
         other.load(through_a_file(trained.save()), None, strict=True)
         return other
 
-    check_equal(dataclasses.replace(case, before=resume, num_updates=6))
+    check_equal(dataclasses.replace(case, before=resume))
 
 
 def test_distillation_of_several_teachers(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
 from support.fine_tuning import make_fine_tuned
-from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out
+from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out, train
 from support.inside import assert_same, everything
 from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
@@ -49,41 +49,31 @@ def trained(request):
         if request.param == "distillation":
             algorithm = distilling(student_kwargs=normalized, **options)
         else:
-            algorithm = reinforcing(actor_kwargs=normalized, **options)
-        fill(algorithm, 0)
-        algorithm.update()
+            rnd = rnd_cfg(state_normalization=True)
+            algorithm = reinforcing(actor_kwargs=normalized, rnd_cfg=rnd, **options)
+        train(algorithm, 0)
         return algorithm
 
     return trained
 
 
-def fill(algorithm, seed, poison=None):
-    """Fill the storage; ``poison`` changes step, observations and rewards."""
-    if isinstance(algorithm, TbpttPPO):
-        roll_out(algorithm, seed, on_step=poison)
-    else:
-        on_step = poison and (lambda step, obs: poison(step, obs, torch.zeros(N)))
-        roll_out(algorithm, seed, on_step=on_step)
-
-
 def bad(value, env=2, step=3, group="policy"):
-    def poison(at, obs, rewards):
+    def poison(at, obs, *_):
         if at == step:
             obs[group][env, 0] = value
 
-    return poison
+    return {"on_step": poison}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 1e25])
 def test_training_continues_as_if_the_rollout_had_not_happened(trained, value):
     algorithm = trained()
     before = everything(algorithm)
-    fill(algorithm, 1, bad(value))
+    roll_out(algorithm, 1, **bad(value))
     with pytest.warns(UserWarning, match=r"'policy' of environments \[2\], first at step 3.*skipp"):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert_same(everything(algorithm), before)
-    fill(algorithm, 2)
-    metrics = algorithm.update()
+    metrics = train(algorithm, 2)
     assert metrics["skipped_updates"] == 1.0
     assert len(metrics) > 4
 
@@ -91,12 +81,12 @@ def test_training_continues_as_if_the_rollout_had_not_happened(trained, value):
 def test_each_source_causes_one_warning(trained):
     algorithm = trained()
     for seed, env in ((1, 2), (2, 1)):
-        fill(algorithm, seed, bad(NAN, env))
+        roll_out(algorithm, seed, **bad(NAN, env))
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             algorithm.update()
         assert len(seen) == (1 if seed == 1 else 0)
-    fill(algorithm, 3, bad(NAN, group="state"))
+    roll_out(algorithm, 3, **bad(NAN, group="state"))
     with pytest.warns(UserWarning, match="observation group 'state'"):
         assert algorithm.update() == {"skipped_updates": 3.0}
 
@@ -106,39 +96,35 @@ def test_too_many_in_a_row_end_the_training_and_change_nothing(trained):
     algorithm = trained(max_skipped_updates=2)
     before = everything(algorithm)
     for round_ in range(2):  # training can be started again
-        fill(algorithm, 1, bad(NAN))
+        roll_out(algorithm, 1, **bad(NAN))
         assert algorithm.update() == {"skipped_updates": 2.0 * round_ + 1}
-        fill(algorithm, 1, bad(NAN))
+        roll_out(algorithm, 1, **bad(NAN))
         with pytest.raises(ValueError, match=r"2 updates in a row met .* max_skipped_updates"):
             algorithm.update()
         assert algorithm.storage.step == 0
     assert_same(everything(algorithm), before)
-    fill(algorithm, 1, bad(NAN))
+    roll_out(algorithm, 1, **bad(NAN))
     algorithm.update()
-    fill(algorithm, 2)
-    algorithm.update()  # the count starts again
-    fill(algorithm, 1, bad(NAN))
+    train(algorithm, 2)  # the count starts again
+    roll_out(algorithm, 1, **bad(NAN))
     assert algorithm.update() == {"skipped_updates": 6.0}
 
 
 def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
     algorithm = trained()
 
-    def failing(step, obs, rewards):
+    def failing(step, *_):
         if step == 4:
             raise ValueError("the environment returned NaN")
 
     with pytest.raises(ValueError, match="the environment"):
-        fill(algorithm, 1, failing)
+        roll_out(algorithm, 1, on_step=failing)
     algorithm.train_mode()  # as the runner's learn() does
-    fill(algorithm, 2)
-    assert algorithm.update()["skipped_updates"] == 0.0
+    assert train(algorithm, 2)["skipped_updates"] == 0.0
 
 
 def after_two_updates(algorithm):
-    for seed in range(2):
-        fill(algorithm, seed)
-        algorithm.update()
+    train(algorithm, 0, 1)
     return algorithm
 
 
@@ -154,8 +140,7 @@ def distilling_with_a_buffer():
 
 
 def reinforcing_with_symmetry():
-    options = {"symmetry_cfg": symmetry_cfg(), "rnd_cfg": rnd_cfg(state_normalization=True)}
-    return after_two_updates(reinforcing(**options))
+    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg()))
 
 
 def fine_tuning():
@@ -212,7 +197,7 @@ MOMENTS = {
 )
 def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monkeypatch):
     algorithm = make()
-    fill(algorithm, 2)
+    roll_out(algorithm, 2)
     before, lived = whole_state(algorithm), models_states(algorithm)
     *path, method = name.split(".")
     extensions = {type(each).__name__: each for each in algorithm.extensions}
@@ -229,8 +214,7 @@ def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monke
             algorithm.update()
     assert_same(whole_state(algorithm), before)
     assert_same(models_states(algorithm), lived)
-    fill(algorithm, 3)
-    assert algorithm.update()["skipped_updates"] == 0.0
+    assert train(algorithm, 3)["skipped_updates"] == 0.0
 
 
 @pytest.mark.parametrize("make", MOMENTS)
@@ -238,7 +222,7 @@ def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
     found = []
     for raises in (False, True):
         algorithm = make()
-        fill(algorithm, 2)
+        roll_out(algorithm, 2)
 
         def interrupted():
             raise KeyboardInterrupt
@@ -286,11 +270,9 @@ def test_each_of_several_teachers_keeps_its_own_state():
 @pytest.mark.parametrize("updates_before", [0, 1])
 def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
     algorithm = distilling(optimizer=optimizer, num_learning_epochs=2, non_finite="raise")
-    for seed in range(updates_before):
-        fill(algorithm, seed)
-        algorithm.update()
+    train(algorithm, *range(updates_before))
     for seed in (7, 8):  # and again, into the same buffers
-        fill(algorithm, seed)
+        roll_out(algorithm, seed)
         algorithm.storage.privileged_actions[5, 3, 1] = NAN  # after two good steps
         before = everything(algorithm)
         message = r"teacher actions of environments \[3\], first at step 5 .*learn\(\)"
@@ -313,7 +295,7 @@ def test_a_rate_that_is_a_tensor_is_restored_in_place():
 def test_divergence_within_the_update_is_named():
     algorithm = distilling(optimizer="sgd", max_grad_norm=None, non_finite="raise")
     algorithm.optimizer.param_groups[0]["lr"] = 1e30
-    fill(algorithm, 1)
+    roll_out(algorithm, 1)
     with pytest.raises(ValueError, match="it diverged, so lower learning_rate"):
         algorithm.update()
 
@@ -351,7 +333,7 @@ def explode(algorithm, envs):
 @pytest.mark.parametrize("models", ["lstm", "mlp"])
 def test_a_gradient_that_is_not_finite_names_its_environments(models):
     algorithm = reinforcing(models, non_finite="raise")
-    fill(algorithm, 0)
+    roll_out(algorithm, 0)
     explode(algorithm, [0, 3])
     with pytest.raises(ValueError, match=r"the gradients of environments \[0, 3\] \(what was"):
         algorithm.update()
@@ -359,7 +341,7 @@ def test_a_gradient_that_is_not_finite_names_its_environments(models):
 
 def test_an_observation_group_that_no_model_reads_is_not_named():
     algorithm = distilling(non_finite="raise")
-    fill(algorithm, 0)
+    roll_out(algorithm, 0)
     algorithm.storage.observations["unread"] = torch.full((T, N, 1), NAN)
     algorithm.storage.privileged_actions[5, 3, 1] = NAN
     with pytest.raises(ValueError, match="teacher actions"):
@@ -380,9 +362,8 @@ def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypa
     algorithm = trained()
     model = algorithm.transaction.modules[0]
     model.register_buffer("mask", torch.tensor([0.0, -INF]))
-    fill(algorithm, 1)
-    assert algorithm.update()["skipped_updates"] == 0.0
-    fill(algorithm, 2)
+    assert train(algorithm, 1)["skipped_updates"] == 0.0
+    roll_out(algorithm, 2)
     step = algorithm.conclude
 
     def breaking(*args, **fixed):
