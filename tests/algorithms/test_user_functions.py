@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.discrete import DISCRETE
-from support.helpers import make_distillation, make_ppo, train
+from support.helpers import make_distillation, make_ppo
 from support.several_teachers import MEMORYLESS, save_teachers
 from support.several_teachers import make as make_several
 from support.symmetry_reference import ENV, mirror, symmetry_cfg
@@ -185,15 +185,3 @@ def test_a_noise_that_the_actor_cannot_have_is_refused(std, found, std_type):
     with pytest.raises(ValueError, match=message):
         make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, student_action_std=std)
     make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, student_action_std=0.5)
-
-
-def test_good_functions_still_train():
-    options: dict[str, Any] = {
-        "gradient_length": 4,
-        "imitation_weight": lambda rollout: rollout.rewards == 0,
-        "symmetry_cfg": symmetry_cfg(mirror_loss=False),
-    }
-    algorithm = make_distillation(TbpttDistillation, 4, 6, **options)
-    assert train(algorithm, 0)["skipped_updates"] == 0
-    ppo = make_ppo(TbpttPPO, 4, 6, "lstm", "mlp", symmetry_cfg=symmetry_cfg())
-    assert train(ppo, 0)["skipped_updates"] == 0

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.auxiliary_reference import HEADS, vector
 from support.helpers import (
-    STATE_DIM,
     make_distillation,
     make_ppo,
     parameters_of,
@@ -17,7 +16,6 @@ from support.helpers import (
 from support.inside import networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.heads import HeadOptions, Targets, counts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -81,28 +79,6 @@ def test_heads_with_coefficient_zero_change_no_bit(make, options, change):
     assert torch.equal(_state(with_heads.optimizer), _state(without.optimizer))
     moves = not torch.equal(heads_of(with_heads), heads_of(make(auxiliary=heads, **options)))
     assert moves == (change == {"detach": True})
-
-
-def test_a_later_target_is_of_the_same_episode_and_rollout():
-    storage = distillation().storage
-    values = torch.arange(T * N).view(T, N, 1).expand(T, N, STATE_DIM).float()
-    storage.observations["state"] = values
-    dones = torch.zeros(T, N, dtype=torch.bool)
-    dones[3, 0] = dones[1, 1] = dones[2, 1] = dones[5, 2] = True
-    head = HeadOptions(target="state", columns=(2,), delay=2)
-    labels = Targets({"later": head}, storage, None).labels(dones)
-    counts, target = labels[counts_of("later")], labels["auxiliary/later"]
-    # step            0 1 2 3 4 5, and the target is two steps on
-    expected = {
-        0: [True, True, False, False, False, False],  # ends after step 3
-        1: [False, False, False, True, False, False],  # after 1 and after 2
-        2: [True, True, True, True, False, False],  # after the last
-        3: [True, True, True, True, False, False],
-    }
-    for env, of_env in expected.items():
-        assert counts[:, env].tolist() == of_env
-        later = [values[t + 2, env, 0].item() if there else 0.0 for t, there in enumerate(of_env)]
-        assert target[:, env, 0].tolist() == later
 
 
 @pytest.mark.parametrize("poison", [1e6, math.nan])
@@ -227,16 +203,3 @@ def test_ppo_continues_with_the_heads_of_a_student():
     ppo.load(through_a_file(student.save()), None, strict=True)
     assert torch.equal(heads_of(ppo), heads_of(student))
     assert "auxiliary/velocity" in train(ppo, 0)
-
-
-def test_nan_in_the_target_of_a_head_with_coefficient_zero_does_not_matter():
-    heads = {"x": {"target": "state", "coef": 0.0}}
-    results = []
-    for auxiliary in (heads, None):
-        algorithm = distillation(auxiliary=auxiliary, **MEMORY)
-        for seed in range(2):
-            roll_out(algorithm, seed)
-            algorithm.storage.observations["state"][2, 1, 0] = math.nan
-            assert algorithm.update()["skipped_updates"] == 0.0
-        results.append(parameters_of(algorithm))
-    assert torch.equal(*results)

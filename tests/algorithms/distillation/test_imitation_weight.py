@@ -16,10 +16,8 @@ from support.helpers import (
     weigh,
 )
 from support.tbptt_reference import WeightedSequences, weighted_gradients
-from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.health import limit_of
 from rsl_tbptt.core import hidden_state
 
 T, N = 7, 5
@@ -132,23 +130,6 @@ def test_steps_without_loss_do_not_count():
     expected = weighted_gradients(reference, [sequences], 3, 3, squared, num_loss_steps=6)
     assert_gradients(algorithm.seen, expected)
     assert metrics["imitation_weight"] == pytest.approx(sequences.weights[:6].mean().item())
-
-
-@pytest.mark.usefixtures("float64_here")
-@pytest.mark.parametrize(("loss_reduction", "constant"), [("mean", 0.25), ("sum", 3.0)])
-def test_a_constant_weight_changes_nothing(loss_reduction, constant):
-    shared = {"num_mini_batches": 2, "buffer_rollouts": 2, "loss_reduction": loss_reduction}
-    results = []
-    for weight in (None, lambda transitions: torch.full((T, N), constant)):
-        algorithm = make(imitation_weight=weight, **shared)
-        metrics = train(algorithm, *range(3))
-        results.append((parameters_of(algorithm), metrics))
-    (without, plain), (weighted, metrics) = results
-    torch.testing.assert_close(weighted, without, **EXACT_FLOAT64)
-    assert metrics.pop("imitation_weight") == constant
-    # Metrics of the labels weigh all steps equally, and are not reported with weights.
-    assert metrics == pytest.approx({name: plain[name] for name in metrics}, rel=1e-8)
-    assert all(limit_of(name) for name in plain.keys() - metrics.keys())
 
 
 @pytest.mark.parametrize("before", [None, weigh])

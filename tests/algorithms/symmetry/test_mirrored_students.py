@@ -95,23 +95,6 @@ def test_mirrored_deviations_stay_positive():
     assert (std > 0).all()
 
 
-def test_mirrored_robots_continue_after_an_undone_update():
-    found = []
-    for undone in (False, True):
-        algorithm = make("lstm", gradient_length=3, learning_rate=1e-30)
-        for seed in range(2):
-            roll_out(algorithm, seed)
-            if undone and seed == 1:
-                algorithm.storage.privileged_actions[2, 1] = torch.nan
-                with pytest.warns(UserWarning, match="An update met NaN"):
-                    algorithm.update()
-            else:
-                algorithm.update()
-        found.append(algorithm.mirrored.states["student"])
-    torch.testing.assert_close(*found, **EXACT_FLOAT64)
-    assert (found[0][0] != 0).any()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -7,11 +7,9 @@ import contextlib
 import copy
 import functools
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from rsl_rl.storage import RolloutStorage
 from support.fine_tuning import make_fine_tuned
 from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out, train
 from support.inside import assert_same, everything
@@ -24,7 +22,6 @@ from rsl_tbptt.algorithms.find_nan import Inputs, find_source
 from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.models import SelectedTeachers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -234,36 +231,6 @@ def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
         found.append([whole_state(algorithm), states_of(algorithm)])
         assert algorithm.storage.step == 0
     assert_same(*found)
-
-
-@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-def test_each_of_several_teachers_keeps_its_own_state():
-    """A NaN that one of them has seen does not clear the memory of another."""
-    obs, groups = make_obs(N), {"walk": ["policy"], "trot": ["state"]}
-    obs["skill"] = torch.zeros(N, 1)
-    teachers = {
-        name: {"cfg": {"class_name": "RNNModel", "rnn_hidden_dim": 6}, "obs_groups": own}
-        for name, own in groups.items()
-    }
-    algorithm = distilling()
-    selected: Any = SelectedTeachers(obs, {"teacher": ["state"]}, "teacher", 2, "skill", teachers)
-    storage = RolloutStorage("distillation", N, T, obs, [2], "cpu")
-    algorithm = TbpttDistillation(algorithm.student, selected, storage, gradient_length=2)
-    selected.loaded = algorithm.lazy_teacher.is_loaded = True
-
-    def with_skill(step, seen):
-        seen["skill"] = torch.zeros(N, 1)
-        if step == T - 1:
-            seen["policy"][2] = NAN
-
-    roll_out(algorithm, 0, done_rate=0.0, on_step=with_skill)
-    walk, trot = selected.teachers.values()
-    before = [model.get_hidden_state()[0].clone() for model in (walk, trot)]
-    algorithm.update()
-    after = [model.get_hidden_state()[0] for model in (walk, trot)]
-    assert torch.equal(after[1], before[1])
-    assert (after[0][:, 2] == 0).all()
-    assert torch.equal(after[0][:, :2], before[0][:, :2])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
