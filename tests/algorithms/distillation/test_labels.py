@@ -4,9 +4,11 @@ import pytest
 import torch
 from rsl_rl.models import MLPModel
 from support.helpers import (
+    make_distillation,
     parameters_of,
     train,
 )
+from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation, optimizers
@@ -21,12 +23,13 @@ class OwnForward(MLPModel):
         return super().forward(obs, *args, **kwargs) * 1.0
 
 
-def make(teacher_class=MLPModel, **options):
-    algorithm = make_distillation(
-        TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3, **options
-    )
-    algorithm.teacher.__class__ = teacher_class
-    algorithm.teacher.distribution.std_param.data.copy_(torch.tensor([0.7, 0.2]))
+def make(teacher_class, **options):
+    plain = make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3)
+    plain.teacher.__class__ = teacher_class
+    plain.teacher.distribution.std_param.data.copy_(torch.tensor([0.7, 0.2]))
+    models = (plain.student, plain.teacher)
+    algorithm = TbpttDistillation(*models, plain.storage, gradient_length=3, **ONE_PASS, **options)
+    algorithm.train_mode()
     return algorithm
 
 
