@@ -7,7 +7,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from support.helpers import make_distillation, make_model, make_obs, make_ppo, rnd_cfg
 from support.safe_runs import STOCK, make_runner
-from tensordict import NonTensorData, TensorDict
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -119,15 +119,11 @@ def of_groups(convert: Any) -> Any:
 
 SAME = {
     "rewards that are integers": lambda step: {"rewards": step["rewards"].long()},
-    "rewards that are booleans": lambda step: {"rewards": step["rewards"].bool()},
     "rewards in double precision": lambda step: {"rewards": step["rewards"].double()},
     "numpy": lambda step: {k: step[k].numpy() for k in ("rewards", "dones", "time_outs")},
     "dones that are codes": lambda step: {"dones": step["dones"] * torch.tensor([2, -1, 256, 1])},
-    "dones that are fractions": lambda step: {"dones": step["dones"] * 0.5},
     "time-outs as a column": lambda step: {"time_outs": step["time_outs"][:, None]},
-    "time-outs that are codes": lambda step: {"time_outs": step["time_outs"] * 3.0},
     "final observations in numpy": of_groups(torch.Tensor.numpy),
-    "final observations in double precision": of_groups(torch.Tensor.double),
     "final observations of the critic": lambda step: {
         "final_obs": {"state": step["final_obs"]["state"]}
     },
@@ -215,8 +211,6 @@ class OddEnv(RecallEnv):
 ODD = {
     "terms": lambda step: TensorDict({"a": torch.zeros(NUM_ENVS, 2)}, batch_size=[NUM_ENVS]),
     "text": lambda step: ["standing"] * NUM_ENVS,
-    "one text": lambda step: NonTensorData("standing", batch_size=[NUM_ENVS]),
-    "complex": lambda step: torch.zeros(NUM_ENVS, 2, dtype=torch.complex64),
     "of a changing width": lambda step: torch.zeros(NUM_ENVS, 1 + step),
     "of a changing type": lambda step: torch.zeros(NUM_ENVS, 2).to(
         torch.int16 if step % 2 else torch.float64

@@ -23,12 +23,7 @@ def make(algorithm_class: type[Distillation] = TbpttDistillation, share=None, **
 def act_only(algorithm, seed):
     """Fill the storage and return the actions that went to the environments, (T, N, A)."""
     executed, act = [], algorithm.act
-
-    def recording_act(obs):
-        executed.append(act(obs).clone())
-        return executed[-1]
-
-    algorithm.act = recording_act
+    algorithm.act = lambda obs: (executed.append(act(obs).clone()), executed[-1])[1]
     roll_out(algorithm, seed)
     algorithm.act = act
     return torch.stack(executed)

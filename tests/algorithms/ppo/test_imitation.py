@@ -100,11 +100,7 @@ def test_a_teacher_keeps_its_memory_through_a_skipped_rollout(tmp_path):
     twin = make_model("teacher", "lstm", 4, seed=7)
     live(algorithm, twin, 0)
     algorithm.update()
-
-    def spoil(step, obs, rewards):
-        rewards[2] = math.inf if step == 3 else rewards[2]
-
-    live(algorithm, twin, 1, on_step=spoil)
+    live(algorithm, twin, 1, on_step=fill(math.inf))
     with pytest.warns(UserWarning, match="met NaN or inf in rewards"):
         assert algorithm.update() == {"skipped_updates": 1}
     expected = distance_of(algorithm, twin, 2)
@@ -256,20 +252,16 @@ def test_means_are_compared_of_any_distribution(tmp_path):
 
 
 def test_nan_in_the_teachers_answers_is_named_and_skipped(tmp_path):
-    algorithm = make_imitating(teacher_file(tmp_path))
+    algorithm, calls = make_imitating(teacher_file(tmp_path)), []
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
     before = parameters_of(algorithm)
-    calls = []
 
     def spoil(module, inputs, output):
         calls.append(0)
-        output = output.clone()
-        output[1, 0] = math.nan if len(calls) == 4 else output[1, 0]
-        return output
+        return output.index_fill(0, torch.tensor([1]), math.nan) if len(calls) == 4 else output
 
-    handle = teacher.mlp.register_forward_hook(spoil)
+    teacher.mlp.register_forward_hook(spoil)
     roll_out(algorithm, 0, 0.0)
-    handle.remove()
     message = r"in the teacher's distribution, parameter 0 of environments \[1\], first at step 3"
     with pytest.warns(UserWarning, match=message):
         algorithm.update()

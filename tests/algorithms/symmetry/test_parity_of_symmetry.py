@@ -7,7 +7,7 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.extensions import resolve_symmetry_config
-from support.helpers import make_ppo, parameters_of, roll_out
+from support.helpers import make_ppo, parameters_of, roll_out, train
 from support.symmetry_reference import ENV, symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
 
@@ -27,16 +27,6 @@ def of_rsl_rl(cfg):
     return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
 
 
-def train(algorithm_class, updates=2, **options):
-    if "actor_kwargs" in options:  # rsl_rl before 5.5 removes entries from it
-        options["actor_kwargs"] = copy.deepcopy(options["actor_kwargs"])
-    algorithm = make_ppo(algorithm_class, 6, 8, "mlp", "mlp", **options)
-    for seed in range(updates):
-        roll_out(algorithm, seed)
-        metrics = algorithm.update()
-    return parameters_of(algorithm), metrics, algorithm
-
-
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("augmentation", [False, True])
 @pytest.mark.parametrize("mirror_loss", [False, True])
@@ -50,22 +40,24 @@ def train(algorithm_class, updates=2, **options):
     ],
 )
 def test_parameters_equal_those_of_rsl_rl(num_images, augmentation, mirror_loss, options):
-    results = []
-    for algorithm_class in (PPO, TbpttPPO):
-        cfg = of_rsl_rl(symmetry_cfg(augmentation, mirror_loss, num_images))
-        results.append(train(algorithm_class, symmetry_cfg=cfg, **options))
-    (expected, expected_metrics, other), (parameters, metrics, algorithm) = results
-    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    cfg, metrics, trained = symmetry_cfg(augmentation, mirror_loss, num_images), [], []
+    for algorithm in (PPO, TbpttPPO):
+        options = copy.deepcopy(options)  # rsl_rl before 5.5 removes entries from it
+        made = make_ppo(algorithm, 6, 8, "mlp", "mlp", symmetry_cfg=of_rsl_rl(cfg), **options)
+        metrics.append(train(made, 0, 1))
+        trained.append(made)
+    parameters = [parameters_of(each) for each in trained]
+    torch.testing.assert_close(*parameters, **PARITY_FLOAT32)
     for name in ("value", "surrogate", "entropy", "symmetry"):
-        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-3, abs=1e-5)
-    assert metrics["symmetry"] > 0
-    assert algorithm.learning_rate == pytest.approx(other.learning_rate)
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-3, abs=1e-5)
+    assert metrics[1]["symmetry"] > 0
+    assert trained[1].learning_rate == pytest.approx(trained[0].learning_rate)
 
 
 def test_the_normaliser_sees_each_sample_once():
-    _, _, algorithm = train(
-        TbpttPPO, symmetry_cfg=symmetry_cfg(), actor_kwargs={"obs_normalization": True}
-    )
+    options = {"symmetry_cfg": symmetry_cfg(), "actor_kwargs": {"obs_normalization": True}}
+    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", **options)
+    train(algorithm, 0, 1)
     assert algorithm.actor.obs_normalizer.count == 2 * 6 * 8
 
 

@@ -148,14 +148,10 @@ def test_a_plan_leaves_everything_as_it_was(make, updated):
 def test_a_plan_is_made_of_whole_rollouts():
     algorithm = ppo()
 
-    def ask(step=0, obs=None, rewards=None):
+    def ask(step=0, *_):
         if step in (0, 1, 5):
             with pytest.raises(ValueError, match=r"memory_plan\(\) was called at step \d"):
                 algorithm.memory_plan()
 
     ask()
     roll_out(algorithm, 0, on_step=ask)
-    before = algorithm.memory_plan().peak(1)
-    algorithm.update()
-    roll_out(algorithm, 1)
-    assert algorithm.memory_plan().peak(1) == pytest.approx(before, rel=0.05)

@@ -324,23 +324,11 @@ def test_the_search_names_a_few_of_many():
         algorithm.update()
 
 
-def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypatch):
+def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained):
     """Masks of attention hold -inf."""
     algorithm = trained()
-    model = algorithm.transaction.modules[0]
-    model.register_buffer("mask", torch.tensor([0.0, -INF]))
+    algorithm.transaction.modules[0].register_buffer("mask", torch.tensor([0.0, -INF]))
     assert train(algorithm, 1)["skipped_updates"] == 0.0
-    roll_out(algorithm, 2)
-    step = algorithm.conclude
-
-    def breaking(*args, **fixed):
-        model.mask[0] = NAN
-        return step(*args, **fixed)
-
-    monkeypatch.setattr(algorithm, "conclude", breaking)
-    with pytest.warns(UserWarning, match="An update met NaN or inf"):
-        assert algorithm.update() == {"skipped_updates": 1.0}
-    assert model.mask.tolist() == [0.0, -INF]
 
 
 @pytest.mark.parametrize("is_input", [True, False])
