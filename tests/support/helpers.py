@@ -47,6 +47,11 @@ class OwnForward(RNNModel):
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 
+SLICES: list[dict[str, Any]] = [
+    {"loss": "mse", "actions": [0, 1], "name": "joint"},
+    {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"},
+]
+"""A loss for each part of the actions."""
 CHANGES: dict[str, Any] = {
     "clip_param": 0.2,
     "clip_param_high": 0.2,

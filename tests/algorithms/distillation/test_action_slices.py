@@ -3,14 +3,13 @@
 import pytest
 import torch
 from support.helpers import (
+    SLICES,
     absolute_error,
     make_distillation,
     make_model,
     parameters_of,
-    roll_out,
     train,
 )
-from support.tbptt_reference import WeightedSequences, weighted_gradients
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -18,19 +17,11 @@ from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD, resolve_behavior_
 from rsl_tbptt.core import losses
 
 T, N = 7, 5
-JOINT = {"loss": "mse", "actions": [0, 1], "name": "joint"}
-GRIPPER = {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"}
+JOINT, GRIPPER = SLICES
 
 
 def make(**options):
     return make_distillation(TbpttDistillation, T, N, **{"gradient_length": 3, **options})
-
-
-def joint_and_gripper(actions, labels):
-    """Return the loss of ``[JOINT, GRIPPER]`` in plain code."""
-    joint = (actions[..., 0] - labels[..., 0]).square()
-    gripper = -Bernoulli(logits=actions[..., 1]).log_prob((labels[..., 1] > 0).to(actions.dtype))
-    return joint + 0.5 * gripper
 
 
 def test_binary_cross_entropy_is_that_of_the_signs():
@@ -43,40 +34,6 @@ def test_binary_cross_entropy_is_that_of_the_signs():
     assert torch.equal(
         losses.bce_of_signs(actions, 5 * labels), losses.bce_of_signs(actions, labels)
     )
-
-
-@pytest.mark.usefixtures("float64_here")
-@pytest.mark.parametrize(
-    ("student", "k1", "k2", "num_micro_batches"),
-    [("lstm", 3, 3, 3), ("lstm", 2, 4, 1), ("cnn-lstm", 2, 4, 3)],
-)
-def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micro_batches):
-    algorithm = make(
-        student=student,
-        gradient_length=k2,
-        update_length=k1,
-        num_micro_batches=num_micro_batches,
-        loss_type=[JOINT, GRIPPER],
-        optimizer="sgd",
-        learning_rate=1.0,
-        max_grad_norm=None,
-    )
-    reference = make_model("student", student, N, seed=1)
-    before = parameters_of(algorithm)
-    roll_out(algorithm, 0)
-    storage = algorithm.storage
-    sequences = WeightedSequences(
-        storage.observations.clone(),
-        storage.privileged_actions.clone(),
-        storage.dones.squeeze(-1).bool(),
-        torch.ones(T, N),
-    )
-    after = []
-    algorithm.optimizer.register_step_post_hook(lambda *_: after.append(parameters_of(algorithm)))
-    algorithm.update()
-    # Only the first step: the parameters differ in later ones.
-    expected = weighted_gradients(reference, [sequences], k1, k2, joint_and_gripper)[0]
-    torch.testing.assert_close(before - after[0], expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss", ["mse", "huber", "bce", "kl", "nll", absolute_error])

@@ -7,6 +7,7 @@ import pytest
 import support.helpers as helpers
 import torch
 from support.helpers import (
+    SLICES,
     hold_frames,
     make_distillation,
     make_model,
@@ -16,6 +17,7 @@ from support.helpers import (
     weigh,
 )
 from support.tbptt_reference import WeightedSequences, weighted_gradients
+from torch.distributions import Bernoulli
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.core import hidden_state
@@ -30,6 +32,13 @@ GRADIENT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
 
 def squared(actions, labels):
     return (actions - labels).square().mean(-1)
+
+
+def joint_and_gripper(actions, labels):
+    """Return the loss of ``SLICES`` in plain code."""
+    joint = (actions[..., 0] - labels[..., 0]).square()
+    gripper = -Bernoulli(logits=actions[..., 1]).log_prob((labels[..., 1] > 0).to(actions.dtype))
+    return joint + 0.5 * gripper
 
 
 def make(num_envs=N, **options):
@@ -67,7 +76,11 @@ def assert_gradients(seen, expected):
 
 
 @pytest.mark.usefixtures("float64_here")
-@pytest.mark.parametrize("weight", [weigh, None])
+@pytest.mark.parametrize(
+    ("weight", "loss_type", "loss"),
+    [(weigh, "mse", squared), (None, "mse", squared), (weigh, SLICES, joint_and_gripper)],
+    ids=["weights", "plain", "slices"],
+)
 @pytest.mark.parametrize(
     ("student", "k1", "k2", "num_micro_batches", "with_buffer"),
     [
@@ -80,11 +93,13 @@ def assert_gradients(seen, expected):
     ],
 )
 def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
-    weight, student, k1, k2, num_micro_batches, with_buffer
+    weight, loss_type, loss, student, k1, k2, num_micro_batches, with_buffer
 ):
     options = {"buffer_rollouts": 4, "buffer_share": 100.0} if with_buffer else {}
     lengths = {"gradient_length": k2, "update_length": k1, "num_micro_batches": num_micro_batches}
-    algorithm = make(student=student, imitation_weight=weight, **lengths, **options, **FIXED)
+    algorithm = make(
+        student=student, imitation_weight=weight, loss_type=loss_type, **lengths, **options, **FIXED
+    )
     reference = make_model("student", student, N, seed=1)
     sequences = []
     for seed in range(3):
@@ -94,13 +109,13 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
         reference.load_state_dict(algorithm.student.state_dict())
         algorithm.seen.clear()
         metrics = algorithm.update()
-        assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, squared))
+        assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, loss))
         of_rollout = sequences[-1]
         with torch.no_grad():
             reference.reset(hidden_state=of_rollout.state)
             losses = []
             for t in range(T):
-                losses.append(squared(reference(of_rollout.obs[t]), of_rollout.labels[t]))
+                losses.append(loss(reference(of_rollout.obs[t]), of_rollout.labels[t]))
                 state = hidden_state.clear(reference.get_hidden_state(), of_rollout.dones[t])
                 reference.reset(hidden_state=state)
         weighted = of_rollout.weights * torch.stack(losses)

@@ -20,6 +20,7 @@ from support.fine_tuning import make_fine_tuned
 from support.helpers import (
     CHANGES,
     MEMORIES,
+    SLICES,
     absolute_error,
     make_distillation,
     make_model,
@@ -197,10 +198,6 @@ def loading(load_cfg=None):
     return before
 
 
-SLICES = [
-    {"loss": "mse", "actions": [0, 1], "name": "joint"},
-    {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"},
-]
 PENALTY = {"policy_loss": "kl_penalty", "schedule": "fixed", "changes": "kl_coef"}
 WINDOWS = {"minibatch_unit": "window", "gradient_length": 2}
 BUFFER: dict[str, Any] = {"buffer_rollouts": 2}
