@@ -127,6 +127,7 @@ def make_distillation(
     student: str = "lstm",
     teacher: str = "mlp",
     student_kwargs: dict[str, Any] | None = None,
+    device: str = "cpu",
     **options: Any,
 ) -> Any:
     """Build an algorithm with its models and storage; equal arguments give equal weights.
@@ -138,8 +139,9 @@ def make_distillation(
     student_model = make_model("student", student, num_envs, seed=1, **(student_kwargs or {}))
     teacher_model = make_model("teacher", teacher, num_envs, seed=2)
     obs = make_obs(num_envs, images=not {*SEEING}.isdisjoint((student, teacher)))
-    storage = RolloutStorage("distillation", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
-    algorithm_instance = algorithm(student_model, teacher_model, storage, **options)
+    storage = RolloutStorage("distillation", num_envs, num_steps, obs, [ACTION_DIM], device)
+    models = (student_model, teacher_model)
+    algorithm_instance = algorithm(*models, storage, device=device, **options)
     algorithm_instance.train_mode()
     return algorithm_instance
 
@@ -221,6 +223,7 @@ def make_ppo(
     actor: str = "lstm",
     critic: str = "lstm",
     actor_kwargs: dict[str, Any] | None = None,
+    device: str = "cpu",
     **options: Any,
 ) -> Any:
     """Build a PPO with its models and storage; equal arguments give equal weights.
@@ -233,8 +236,9 @@ def make_ppo(
         critic, critic_kwargs["cnns"] = actor, actor_model.cnns
     critic_model = make_model("critic", critic, num_envs, seed=2, **critic_kwargs)
     obs = make_obs(num_envs, images=not {*SEEING}.isdisjoint((actor, critic)))
-    storage = RolloutStorage("rl", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
-    algorithm_instance = algorithm(actor_model, critic_model, storage, **options)
+    storage = RolloutStorage("rl", num_envs, num_steps, obs, [ACTION_DIM], device)
+    models = (actor_model, critic_model)
+    algorithm_instance = algorithm(*models, storage, device=device, **options)
     algorithm_instance.train_mode()
     return algorithm_instance
 

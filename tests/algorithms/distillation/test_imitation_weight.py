@@ -41,10 +41,10 @@ def joint_and_gripper(actions, labels):
     return joint + 0.5 * gripper
 
 
-def make(num_envs=N, **options):
+def make(**options):
     """Build an algorithm that keeps the gradient of each optimiser step in ``seen``."""
     options = {"gradient_length": 3, "imitation_weight": weigh, **options}
-    algorithm = make_distillation(TbpttDistillation, T, num_envs, **options)
+    algorithm = make_distillation(TbpttDistillation, T, N, **options)
     algorithm.seen = []
 
     def keep(*_):

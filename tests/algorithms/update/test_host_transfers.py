@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.storage import RolloutStorage
-from support.helpers import ACTION_DIM, make_model, make_obs, rnd_cfg, weigh
+from support.auxiliary_reference import HEADS
+from support.helpers import (
+    make_distillation,
+    make_obs,
+    make_ppo,
+    rnd_cfg,
+    weigh,
+)
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
@@ -18,8 +24,6 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 NUM_STEPS, NUM_ENVS = 6, 8
-
-HEADS = {"critic": {"output_dim": 1, "distribution_cfg": None}}
 
 READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
 """Functions of torch that copy between host and device; checked before the dispatcher."""
@@ -67,25 +71,10 @@ def waits(operation, args):
     return name.startswith(WAITING)
 
 
-def make(algorithm_class, device="cpu", models="lstm", **options):
-    """Build an algorithm on a device."""
-    obs = make_obs(NUM_ENVS)
-    if algorithm_class is TbpttDistillation:
-        kinds, kind_of_storage = (("student", models), ("teacher", "mlp")), "distillation"
-    else:
-        kinds, kind_of_storage = (("actor", models), ("critic", models)), "rl"
-    trained, other = (
-        make_model(role, kind, NUM_ENVS, seed=1, **HEADS.get(role, {})) for role, kind in kinds
-    )
-    algorithm = algorithm_class(
-        trained,
-        other,
-        RolloutStorage(kind_of_storage, NUM_ENVS, NUM_STEPS, obs, [ACTION_DIM], device),
-        device=device,
-        **options,
-    )
-    algorithm.train_mode()
-    return algorithm
+def make(algorithm_class, models="lstm", **options):
+    if algorithm_class is TbpttPPO:
+        return make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, models, models, **options)
+    return make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, models, **options)
 
 
 def roll_out(algorithm, gives_final_obs=True):
@@ -106,10 +95,6 @@ def roll_out(algorithm, gives_final_obs=True):
         algorithm.compute_returns(obs)
 
 
-AUXILIARY = {
-    "velocity": {"target": "state", "columns": [2, 0], "hidden_dims": [8]},
-    "later": {"target": "policy", "loss": "huber", "delay": 2},
-}
 LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
 
 CASES = [
@@ -137,8 +122,8 @@ CASES = [
         TbpttPPO,
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
-    (TbpttPPO, {"rnd_cfg": rnd_cfg(), "num_micro_batches": 2, "auxiliary": AUXILIARY}),
-    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**AUXILIARY, **LATENT}}),
+    (TbpttPPO, {"rnd_cfg": rnd_cfg(), "num_micro_batches": 2, "auxiliary": HEADS}),
+    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**HEADS, **LATENT}}),
 ]
 
 
