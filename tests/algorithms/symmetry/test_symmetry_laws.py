@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.helpers import make_ppo, roll_out
+from support.helpers import make_ppo
 from support.inside import add_gradient
-from support.ppo_reference import Segment, disturb, gradient_of, gradients_of_update
+from support.ppo_reference import Segment, disturb, gradient_of, gradients_of_update, record_states
 from support.symmetry_reference import MirroredReference, mirror, robots_of, symmetry_cfg
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import as_tensors
 
 pytestmark = [
@@ -49,16 +48,7 @@ def make(num_steps=6, num_envs=3, models=("lstm", "gru"), symmetry=None, **optio
 
 def live_through(algorithm, seed, done_rate=0.3):
     """Fill the storage; return the states of actor and critic before the first step."""
-    before = []
-
-    def record(step, obs, rewards):
-        if step == 0:
-            models = (algorithm.actor, algorithm.critic)
-            before.extend(hidden_state.clone(model.get_hidden_state()) for model in models)
-
-    roll_out(algorithm, seed, done_rate, on_step=record)
-    actor, critic = map(hidden_state.clone, before)
-    return actor, critic
+    return record_states(algorithm, seed, done_rate)[0]
 
 
 def segments_of(num_steps, length, unit, burn_in):
