@@ -13,7 +13,7 @@ from support.helpers import (
     roll_out,
     train,
 )
-from support.inside import networks_of_heads, through_a_file
+from support.inside import assert_same, networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
@@ -94,8 +94,7 @@ def test_unused_targets_do_not_matter(poison):
         storage.observations["state"][4:, 1] = value  # in another episode than all steps before it
         assert len(algorithm.update()) > 1
         results.append(all_of(algorithm))
-    for got, want in zip(*results, strict=True):
-        assert torch.equal(got, want)
+    assert_same(*results)
 
 
 def reduced(predictions, targets):
@@ -193,8 +192,7 @@ def test_a_different_head_is_refused_and_nothing_changes(make, change, message):
     before = all_of(other)
     with pytest.raises(ValueError, match=message):
         other.load(source.save(), None, strict=True)
-    for got, want in zip(all_of(other), before, strict=True):
-        assert torch.equal(got, want)
+    assert_same(all_of(other), before)
 
 
 def test_ppo_continues_with_the_heads_of_a_student():

@@ -10,6 +10,7 @@ from support.helpers import (
     rnd_cfg,
     weigh,
 )
+from support.inside import assert_same
 from support.rank_processes import group, run_ranks
 from support.symmetry_reference import symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
@@ -164,5 +165,4 @@ def test_runs_that_only_share_a_process_group_stay_separate(ranks):
     shares, folder = ranks
     for rank in range(len(shares)):
         expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))
-        for parameters, want in zip(torch.load(folder / f"alone{rank}.pt"), expected, strict=True):
-            assert torch.equal(parameters, want)
+        assert_same(torch.load(folder / f"alone{rank}.pt"), expected)
