@@ -58,9 +58,9 @@ def by_ppo(num_steps: int, num_envs: int, **options: Any) -> Any:
 
 
 def vector(*modules: torch.nn.Module) -> torch.Tensor:
-    """Return the parameters as one vector."""
-    parameters = [p for module in modules for p in module.parameters()]
-    return parameters_to_vector(parameters).detach().clone()
+    """Return the parameters as one vector, which is empty without any."""
+    parameters = (p.detach().flatten() for module in modules for p in module.parameters())
+    return torch.cat([torch.zeros(0), *parameters])
 
 
 def modules_of(algorithm: Any) -> list[torch.nn.Module]:
