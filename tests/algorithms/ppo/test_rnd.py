@@ -46,7 +46,7 @@ def test_an_update_leaves_the_parameters_of_rsl_rl(models, done_rate, epochs):
     at_first = predictor_of(algorithm)
     # From its second rollout on an older rsl_rl has another state in a recurrent critic.
     for seed in range(2 if models == "mlp" else 1):
-        metrics = [train(each, seed, done_rate) for each in (algorithm, expected)]
+        metrics = [train(each, seed, done_rate=done_rate) for each in (algorithm, expected)]
         assert metrics[0]["rnd"] == pytest.approx(metrics[1]["rnd"], rel=1e-4)
         assert metrics[0]["value"] == pytest.approx(metrics[1]["value"], rel=1e-4)
     torch.testing.assert_close(predictor_of(algorithm), predictor_of(expected), **PARITY_FLOAT32)
