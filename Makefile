@@ -112,7 +112,7 @@ doctor: $(INSTALLED)  ## check this setup and print what is wrong
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf build .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -139,8 +139,4 @@ $(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.tx
 
 .libtorch/%/.installed: $(INSTALLED)
 	VENV=$(VENV) scripts/ci/bootstrap.sh libtorch $*
-	@touch $@
-
-.peers/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/ci/bootstrap.sh peers
 	@touch $@

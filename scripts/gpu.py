@@ -144,8 +144,6 @@ def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float =
         print(f"{index}/{len(todo)} {portion.name}, about {planned:.1f} minutes left", flush=True)
         ended[portion.name] = how = portion.run(output, min(PATIENCE * portion.minutes, left))
         print(f"  {how['status']} after {how['seconds']} s", flush=True)
-        for figure in output.rglob("*.svg"):
-            figure.unlink()  # large, and the tables have the same numbers
         write_json(progress, ended)
         write_report(todo, ended, device, output)
     return all(portion.has_passed(ended) for portion in todo)

@@ -8,7 +8,6 @@ is planted after training.
 
 import argparse
 import contextlib
-import copy
 import io
 import math
 import time
@@ -18,13 +17,13 @@ from typing import Any
 
 import torch
 import yaml
-from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.simulate.memory import measure, record
 from rsl_tbptt.tools.simulate.memory_findings import judge_memory, memory_facts
 from rsl_tbptt_tasks.memory import RecallEnv
 from rsl_tbptt_tasks.memory.pulse import PulseEnv
+from scripts.recall import make_runner
 
 IDLE_STEPS = 40
 """Steps of an episode after the answer, so that a memory could be longer than the task needs."""
@@ -35,7 +34,8 @@ CUE_RATE = 0.08
 """Probability of a cue in each step, where any step may show one."""
 ITERATIONS = 200
 """Iterations of teacher and students of the pulses."""
-AGENTS = Path(__file__).with_name("weight_average.yaml")
+AGENT = Path(__file__).with_name("memory_length.yaml")
+AGENTS = AGENT.with_name("weight_average.yaml")
 """Has the agents of the pulses."""
 SHORT = {
     "The memory is not used": "not used",
@@ -159,31 +159,18 @@ def main() -> None:
 
 def train(model: str, kind: str, recall_length: int, iterations: int, seed: int) -> Any:
     """Distil a student from the right answers; return it."""
-    memory = {"rnn_type": "lstm", "rnn_hidden_dim": HIDDEN_DIM} if model == "LSTM" else {}
-    cfg = {
-        "num_steps_per_env": 2 * (recall_length + 1),
-        "save_interval": 1000,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-            "gradient_length": recall_length + 1,
-            "learning_rate": 4e-3,
-            "learning_rate_updates": iterations,
-        },
-        "student": {
-            "class_name": "RNNModel" if memory else "MLPModel",
-            "hidden_dims": [32],
-            "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
-            **memory,
-        },
-        "teacher": {"class_name": "scripts.what_matters:PerfectTeacher"},
-    }
+    cfg = yaml.safe_load(AGENT.read_text(encoding="utf-8"))
+    cfg["num_steps_per_env"] = 2 * (recall_length + 1)
+    cfg["algorithm"]["gradient_length"] = recall_length + 1
+    cfg["algorithm"]["learning_rate_updates"] = iterations
+    if model == "LSTM":
+        memory = {"class_name": "RNNModel", "rnn_type": "lstm", "rnn_hidden_dim": HIDDEN_DIM}
+        cfg["student"] |= memory
     torch.manual_seed(seed)
     env = IdleRecall(128, recall_length, seed, kind)
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
-        runner: Any = DistillationRunner(env, cfg, log_dir=None)
-        runner.alg.teacher_loaded = True
-        if memory:
+        runner = make_runner(env, cfg)
+        if model == "LSTM":
             keep_for(runner.alg.student.rnn.rnn, 2 * recall_length)
         runner.learn(iterations)
     return runner.get_inference_policy()
@@ -193,17 +180,17 @@ def train_for_pulses(seeds: list[int]) -> list[Any]:
     """Train a teacher with PPO, distil a student for each seed, and return the students."""
     agents = yaml.safe_load(AGENTS.read_text(encoding="utf-8"))["pulse"]
 
-    def make(runner: Any, agent: str, seed: int) -> Any:
+    def make(agent: str, seed: int) -> Any:
         torch.manual_seed(seed)
-        cfg = copy.deepcopy({**agents[agent], "save_interval": 1000, "max_iterations": ITERATIONS})
-        return runner(PulseEnv(256, seed=seed), cfg, log_dir=None)
+        cfg = {**agents[agent], "save_interval": 1000, "max_iterations": ITERATIONS}
+        return make_runner(PulseEnv(256, seed=seed), cfg)
 
     students = []
     with contextlib.redirect_stdout(io.StringIO()):
-        teacher = make(OnPolicyRunner, "teacher", seeds[0])
+        teacher = make("teacher", seeds[0])
         teacher.learn(ITERATIONS)
         for seed in seeds:
-            runner = make(DistillationRunner, "student", seed)
+            runner = make("student", seed)
             runner.alg.load(teacher.alg.save(), None, strict=True)
             runner.learn(ITERATIONS)
             students.append(runner.get_inference_policy())

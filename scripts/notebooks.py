@@ -4,10 +4,12 @@ The Markdown page is the only source. A page with a notebook badge gets a notebo
 the same text and commands. Notebooks are stored without outputs.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -60,33 +62,23 @@ def blocks(page: str) -> list[Block]:
 def notebook(page: str) -> str:
     """Return the notebook of a page's text, as JSON."""
     badge = BADGE.search(page)
-    cells, text = list[dict[str, Any]](), ""
+    cells, text = list[tuple[Any, str]](), ""
     for block in blocks(page):
         if block.language in RUNS:
-            cells += [_cell("markdown", text), _cell("code", _code(block, badge and badge[1]))]
+            code = _code(block, badge and badge[1])
+            cells += [(new_markdown_cell, text), (new_code_cell, code)]
             text = ""
         else:
             fence = f"```{block.language}\n{block.text}```\n"
             text += block.text if block.language == "markdown" else fence
-    cells.append(_cell("markdown", text))
-    cells = [cell for cell in cells if cell["source"]]
-    for number, cell in enumerate(cells):
-        cell["id"] = f"cell-{number:02}"
+    cells.append((new_markdown_cell, text))
+    filled = [(make, text.strip("\n")) for make, text in cells if text.strip("\n")]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    content = {
-        "cells": cells,
-        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def _cell(kind: str, text: str) -> dict[str, Any]:
-    cell: dict[str, Any] = {"cell_type": kind, "metadata": {}}
-    if kind == "code":
-        cell |= {"execution_count": None, "outputs": []}
-    return cell | {"source": text.strip("\n").splitlines(keepends=True)}
+    content = new_notebook(
+        cells=[make(text, id=f"cell-{i:02}") for i, (make, text) in enumerate(filled)],
+        metadata={"kernelspec": kernel, "language_info": {"name": "python"}},
+    )
+    return nbformat.writes(content) + "\n"
 
 
 def _code(block: Block, repository: str | None) -> str:

@@ -19,6 +19,7 @@ import os
 import re
 import textwrap
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 from rsl_tbptt.algorithms.options import DistillationOptions, Options, PpoOptions
@@ -47,13 +48,22 @@ def with_tables(text: str, page: Path) -> str:
 
     def table(found: re.Match[str]) -> str:
         start, owner, names, end = found.groups()
-        return start + option_table(owner, names.split(), page.parent) + end
+        shown = re.findall(r"^\| `(\w+)` \|", found.group(), re.MULTILINE)
+        listed = [name for name in shown if name in own_options(owner)]  # a page keeps its order
+        listed += [name for name in own_options(owner) if name not in shown]
+        return start + option_table(owner, names.split() or listed, page.parent) + end
 
     def sections(found: re.Match[str]) -> str:
         start, end = found.groups()
         return start + command_sections(page.parent) + end
 
     return COMMANDS.sub(sections, MARKED.sub(table, text))
+
+
+def own_options(owner: str) -> list[str]:
+    """Name the options of a key of ``OPTIONS``, without those that algorithms share."""
+    shared = set() if owner == "shared" else {each.name for each in fields(Options)}
+    return [each.name for each in fields(OPTIONS[owner]) if each.name not in shared]
 
 
 def option_table(owner: str, names: list[str], folder: Path) -> str:
@@ -67,7 +77,7 @@ def option_table(owner: str, names: list[str], folder: Path) -> str:
     options = OPTIONS[owner]
     meanings, defaults = docstrings(options), options()
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for name in names or inspect.get_annotations(options):
+    for name in names or own_options(owner):
         value = getattr(defaults, name)
         default = f'`"{value}"`' if isinstance(value, str) else repr(value)
         rows.append(f"| `{name}` | {default} | {_in_markdown(meanings[name], folder)} |")

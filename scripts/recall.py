@@ -9,6 +9,7 @@ guessing 0.
 
 import argparse
 import contextlib
+import copy
 import io
 from itertools import product
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any
 
 import torch
 import yaml
-from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tabulate import tabulate
+from tensordict import TensorDict
 
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -40,8 +42,7 @@ def main() -> None:
     rows = []
     for cell, length in (*product(args.cells, args.gradient_lengths), (None, None)):
         rewards = [
-            reward_per_answer(cell, length, args.recall_length, args.iterations, seed)
-            for seed in args.seeds
+            train(cell, length, args.recall_length, args.iterations, seed) for seed in args.seeds
         ]
         name = cell.upper() if cell else "MLP"
         rows.append((name, length or "-", *(f"{reward:.2f}" for reward in rewards)))
@@ -49,19 +50,32 @@ def main() -> None:
     print(tabulate(rows, heads, tablefmt="github", disable_numparse=True))
 
 
-def reward_per_answer(
+def train(
     cell: str | None, gradient_length: int | None, recall_length: int, iterations: int, seed: int
 ) -> float:
     """Train one policy; return its mean reward per answer without action noise."""
     torch.manual_seed(seed)
     env = RecallEnv(num_envs=128, recall_length=recall_length, seed=seed)
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
-        runner = OnPolicyRunner(env, train_cfg(cell, gradient_length), log_dir=None)
+        runner = make_runner(env, train_cfg(cell, gradient_length))
         runner.learn(iterations)
-    policy, obs = runner.get_inference_policy(), env.get_observations()
+    policy, num_steps = runner.get_inference_policy(), 10 * (recall_length + 1)
+    return reward_per_answer(policy, env, env.get_observations(), num_steps)
+
+
+def make_runner(env: Any, cfg: dict[str, Any]) -> Any:
+    """Make rsl_rl's runner for a config; its teacher needs no checkpoint."""
+    make = DistillationRunner if "student" in cfg else OnPolicyRunner
+    runner: Any = make(env, copy.deepcopy(cfg), log_dir=None)
+    runner.alg.teacher_loaded = True
+    return runner
+
+
+def reward_per_answer(policy: Any, env: Any, obs: TensorDict, num_steps: int) -> float:
+    """Return a policy's mean reward per answer, which ends an episode, from ``obs`` on."""
     total = torch.zeros(2)
     with torch.inference_mode():
-        for _ in range(10 * (recall_length + 1)):
+        for _ in range(num_steps):
             obs, rewards, dones, _ = env.step(policy(obs))
             policy.reset(dones)
             total += torch.stack((rewards.sum(), dones.sum()))

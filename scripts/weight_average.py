@@ -23,7 +23,6 @@ import torch
 import yaml
 from tabulate import tabulate
 
-from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.tools.platforms import Simulation, Trained, load_platform
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval, run_first_episodes
 from rsl_tbptt_tasks.memory import PulseEnv, RecallEnv
@@ -31,7 +30,7 @@ from rsl_tbptt_tasks.memory import PulseEnv, RecallEnv
 TASKS = Path(__file__).with_name("weight_average.yaml")
 DECAYS = (4, 8, 16)
 SHARES = (0.25, 0.5, 1.0)
-NEWEST, DEFAULTS = "newest", "defaults"
+NEWEST = "newest"
 EVALUATION_SEED = 9000
 TEACHER_SEED = 7
 
@@ -53,32 +52,27 @@ class Averages:
         """Take the algorithm and the model that it trains.
 
         Args:
-            algorithm: The algorithm; its ``update`` is replaced, unless it averages itself.
+            algorithm: The algorithm; its ``update`` is replaced.
             model: The model.
-            acts: Name of the weights that act in the rollouts; ``DEFAULTS`` leaves all as it is.
+            acts: Name of the weights that act in the rollouts.
         """
         self._model, self._acts, self._num = model, acts, 0
-        names = (NEWEST, *(f"k = {k}" for k in DECAYS)) if acts != DEFAULTS else ()
-        self._weights = {name: copy.deepcopy(model.state_dict()) for name in names}
-        if names:
-            self._update, algorithm.update = algorithm.update, self._update_and_average
+        names = (NEWEST, *(f"k = {k}" for k in DECAYS))
+        self.weights = {name: copy.deepcopy(model.state_dict()) for name in names}
+        self._update, algorithm.update = algorithm.update, self._update_and_average
 
     def _update_and_average(self) -> Any:
-        self._model.load_state_dict(self._weights[NEWEST])
+        self._model.load_state_dict(self.weights[NEWEST])
         metrics, self._num = self._update(), self._num + 1
         newest = copy.deepcopy(self._model.state_dict())
         averaged = dict(self._model.named_parameters())
         for k in DECAYS:
             share = (k + 1) / (self._num + k)
-            for name, value in self._weights[f"k = {k}"].items():
+            for name, value in self.weights[f"k = {k}"].items():
                 value.lerp_(newest[name], share if name in averaged else 1.0)
-        self._weights[NEWEST] = newest
-        self._model.load_state_dict(self._weights[self._acts])
+        self.weights[NEWEST] = newest
+        self._model.load_state_dict(self.weights[self._acts])
         return metrics
-
-    def copies(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return copies of all weights by name."""
-        return copy.deepcopy(self._weights or {DEFAULTS: self._model.state_dict()})
 
 
 class Study:
@@ -103,10 +97,8 @@ class Study:
         self.platform.restart(self.env, seed)
         return self.platform.make_runner(trained, self.env, cfg, "cpu")
 
-    def teacher(self, file: Path | None) -> dict[str, Any] | None:
-        """Return the parameters of a trained teacher; train it if there is no file."""
-        if file is not None:
-            return read_checkpoint(str(file), "cpu")["actor_state_dict"]
+    def teacher(self) -> dict[str, Any] | None:
+        """Train the teacher and return its parameters; None if its answers are known."""
         if "teacher" not in self.task:
             return None
         runner = self.runner(self.task["teacher"], TEACHER_SEED, {})
@@ -125,7 +117,7 @@ class Study:
         for iteration in range(1, total + 1):
             runner.learn(1, init_at_random_ep_len=iteration == 1)
             if iteration in stops:
-                kept[iteration] = averages.copies()
+                kept[iteration] = copy.deepcopy(averages.weights)
         return kept
 
     def _with_teacher(self, runner: Any, teacher: dict[str, Any] | None) -> Any:
@@ -143,31 +135,27 @@ class Study:
         returns, _, _ = run_first_episodes(self.env, model, obs, max_steps=longest + 1)
         return returns.mean().item()
 
-    def lines(self, args: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
+    def lines(self, seeds: list[int], done: set[str]) -> Iterator[dict[str, Any]]:
         """Yield the results of all trainings that are not done."""
-        teacher, distils = self.teacher(args.teacher), "ppo" not in self.name
+        teacher, distils = self.teacher(), "ppo" not in self.name
         if teacher is not None and "teacher" not in done:
             runner = self._with_teacher(self.runner(self.task["student"], 0, {}), teacher)
             yield {"training": "teacher", "return": self.evaluate(teacher, runner.alg.teacher)}
         rates = ("constant", "linear")[: 1 + distils]
-        variants = [*product(self.task.get("acts", [NEWEST]), rates), *[(DEFAULTS, "-")][:distils]]
-        variants = [each for each in variants if args.acts in (None, each[0])]
-        for seed, (acts, rate) in product(args.seeds, variants):
+        for seed, acts, rate in product(seeds, self.task.get("acts", [NEWEST]), rates):
             if (training := f"{seed}, {acts} acts, {rate} rate") in done:
                 continue
-            kept = self.train(seed, acts, self._changes(acts, rate), teacher)
+            changes: dict[str, Any] = {}
+            if distils:  # the average is made here
+                updates = None if rate == "constant" else self.task["iterations"]
+                changes = {"weight_average": False, "learning_rate_updates": updates}
+                changes["held_out_envs"] = 0
+            kept = self.train(seed, acts, changes, teacher)
             returns = {
                 iteration: {name: self.evaluate(w, self.model) for name, w in each.items()}
                 for iteration, each in kept.items()
             }
             yield {"training": training, "acts": acts, "rate": rate, "returns": returns}
-
-    def _changes(self, acts: str, rate: str) -> dict[str, Any]:
-        """Return the options of a distillation that makes the average here, or its defaults."""
-        if acts == DEFAULTS or "ppo" in self.name:
-            return {}
-        updates = self.task["iterations"] if rate == "linear" else None
-        return {"weight_average": False, "held_out_envs": 0, "learning_rate_updates": updates}
 
 
 def main() -> None:
@@ -178,8 +166,6 @@ def main() -> None:
     tasks = yaml.safe_load(TASKS.read_text(encoding="utf-8"))
     parser.add_argument("task", choices=tasks)
     parser.add_argument("--seeds", type=int, nargs="+", default=[51, 52, 53, 54, 55])
-    parser.add_argument("--teacher", type=Path, help="checkpoint of PPO in place of a training")
-    parser.add_argument("--acts", help="only trainings in which these weights act")
     parser.add_argument("--out", type=Path, default=Path("weight_average"), help="folder")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     args = parser.parse_args()
@@ -189,10 +175,8 @@ def main() -> None:
     if args.table:
         print(table(found))
         return
-    task = tasks[args.task]
+    task, done = tasks[args.task], {each["training"] for each in found}
     names = {"task": task["task"], "num_envs": task["num_envs"], "seed": TEACHER_SEED}
-    if task["platform"] == "mjlab":
-        names["task"] += f"-{task['student']}"
     platform = load_platform(task["platform"])
     warnings.filterwarnings("ignore")
     with (
@@ -200,7 +184,7 @@ def main() -> None:
         file.open("a") as out,
         contextlib.redirect_stdout(io.StringIO()),  # the runners' logs
     ):
-        for line in Study(args.task, task, env).lines(args, {each["training"] for each in found}):
+        for line in Study(args.task, task, env).lines(args.seeds, done):
             print(json.dumps(line), file=out, flush=True)
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import yaml
-from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
 from rsl_tbptt_tasks.memory import RecallEnv
+from scripts.recall import make_runner, reward_per_answer
 
 CFG = Path(__file__).with_name("what_matters.yaml")
 HEADS = ("setting", "done", "iterations", "95 % interval", "reward at the end", "95 % interval")
@@ -102,19 +102,15 @@ def train(
     env_cfg = {"recall_length": recall_length, "obs_scale": cfg.pop("obs_scale", 1.0)}
     torch.manual_seed(seed)
     env = ScaledRecall(num_envs=cfg.pop("num_envs", 128), seed=seed, **env_cfg)
-    distils = "student" in cfg
     reward = 0.0
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
-        make: Any = DistillationRunner if distils else OnPolicyRunner
-        runner = make(env, cfg, log_dir=None)
-        if distils:
-            runner.alg.teacher_loaded = True
-        for model in (runner.alg.student,) if distils else (runner.alg.actor, runner.alg.critic):
-            if biased:
-                bias_forget_gates(model)
+        runner = make_runner(env, cfg)
+        for role in ("student", "actor", "critic"):
+            if biased and role in cfg:
+                bias_forget_gates(getattr(runner.alg, role))
         for done in range(2, iterations + 1, 2):
             runner.learn(2)
-            reward = reward_per_answer(runner.get_inference_policy(), env_cfg)
+            reward = fresh_reward(runner.get_inference_policy(), env_cfg)
             if reward >= 0.9:
                 return done, reward
     return None, reward
@@ -130,18 +126,14 @@ def bias_forget_gates(model: nn.Module) -> None:
                     parameter.data[size : 2 * size] = 1.0  # torch's order: input, forget, ...
 
 
-def reward_per_answer(policy: Any, env_cfg: dict[str, Any]) -> float:
+def fresh_reward(policy: Any, env_cfg: dict[str, Any]) -> float:
     """Return a policy's mean reward per answer on fresh episodes; restore its memory afterwards."""
     env = ScaledRecall(num_envs=128, seed=1000, **env_cfg)
-    obs, total, state = env.reset()[0], torch.zeros(2), policy.get_hidden_state()
+    obs, state = env.reset()[0], policy.get_hidden_state()
     policy.reset()
-    with torch.inference_mode():
-        for _ in range(2 * (env.recall_length + 1)):
-            obs, rewards, dones, _ = env.step(policy(obs))
-            policy.reset(dones)
-            total += torch.stack((rewards.sum(), dones.sum()))
+    reward = reward_per_answer(policy, env, obs, 2 * (env.recall_length + 1))
     policy.reset(hidden_state=state)
-    return (total[0] / total[1]).item()
+    return reward
 
 
 def row(name: str, results: list[tuple[int | None, float]]) -> str:

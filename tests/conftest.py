@@ -11,7 +11,7 @@ from support.uninitialised import poisoned
 
 torch.set_num_threads(1)  # with small tensors, threads cost more time than they save
 
-settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=40, deadline=None, derandomize=True)
 settings.load_profile("default")
 
 

@@ -22,11 +22,10 @@ from rsl_tbptt.algorithms.policy_losses import PolicyLoss, labels_of, mean_and_s
 from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.accumulate import Loss, accumulate_group
+from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Batch, Rollout
-from rsl_tbptt.core.scan import unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import action_head, distribution_head
 
@@ -60,20 +59,18 @@ class Objective:
             num_parts: Minimum number of micro-batches.
         """
         sums: dict[str, torch.Tensor] = {}
-        with unchanged_weights():
-            for group, (first_rows, places) in zip(groups, segments, strict=True):
-                _, found = accumulate_group(
-                    group,
-                    Batch(self.rollout, first_rows),
-                    hidden_state.select_envs(self.states, places),
-                    self.replay,
-                    self.loss,
-                    divisor,
-                    coef=self.coef,
-                    **self.replay.sizes(len(places), num_parts),
-                )
-                for name, value in found.items():
-                    sums[name] = sums[name] + value if name in sums else value
+        for group, (first_rows, places) in zip(groups, segments, strict=True):
+            _, found = self.replay.accumulate(
+                group,
+                Batch(self.rollout, first_rows),
+                hidden_state.select_envs(self.states, places),
+                self.loss,
+                divisor,
+                num_micro_batches=num_parts,
+                coef=self.coef,
+            )
+            for name, value in found.items():
+                sums[name] = sums[name] + value if name in sums else value
         return sums
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.health import HealthLog
+from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import positive
 from rsl_tbptt.algorithms.options import ACT_LATER, Options, check_runner_keys
@@ -85,7 +85,6 @@ class Algorithm:
         self.step_checks = StepChecks(self.storage)
         self.metrics: dict[str, float] = {}
         """Metrics of the last update."""
-        self.health_log: HealthLog | None = None  # your own loop has no logger
 
     def _prepare_recording(self, *replays: Replay) -> None:
         """Set up the recording of steps, which train the models of these replays."""
@@ -173,6 +172,31 @@ class Algorithm:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
+    def _sums_of_step(
+        self, sums: Mapping[str, torch.Tensor], names: Sequence[str], health: Any
+    ) -> tuple[torch.Tensor, Any, list[torch.Tensor | None]]:
+        """Return the results of a step before its optimisers: sums (M,), health and gradients."""
+        zero = torch.zeros_like(next(iter(sums.values())))
+        reported = torch.stack([sums.get(name, zero) for name in names])
+        return reported, health, self._gradients()
+
+    def _shared_metrics(
+        self, num_samples: int, health: Mapping[str, torch.Tensor], models: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Return the metrics of an update that both algorithms have. Shape: () each.
+
+        Args:
+            num_samples: Samples of the rollout, over all processes.
+            health: Measurements of the update.
+            models: Models by role, whose inputs are measured.
+        """
+        stored = self.storage
+        return {
+            "done_rate": self._ranks.mean(stored.dones.float(), num_samples),
+            **{k: v for each in self.extensions for k, v in each.metrics().items()},
+            **finite({**health, **obs_scales(models, stored.observations[0])}),
+        }
+
     def _exchanged(
         self, sums: Any, health: Any, gradients: Sequence[torch.Tensor | None]
     ) -> tuple[Any, Any, Sequence[torch.Tensor | None]]:
@@ -193,7 +217,7 @@ class Algorithm:
     def _join_runner(
         self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]
     ) -> None:
-        """Join a runner: write next to its logs, use its logger, and check for NaN in its place.
+        """Join a runner: write next to its logs, and check for NaN in its place.
 
         Args:
             obs: Observations of the environment.
@@ -204,7 +228,6 @@ class Algorithm:
         self.model_configs, self.robot = configs, describe_robot(env, obs)
         self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
         self.emergency_save.write_beside_logs_of(env)
-        self.health_log = HealthLog()
 
     def broadcast_parameters(self) -> None:
         """Copy the first process's models and extensions to all processes."""
@@ -225,8 +248,6 @@ class Algorithm:
             state = as_tensors(model.get_hidden_state())
             if state and state[0].shape[1] != self.storage.num_envs:
                 model.reset()
-        if self.health_log is not None:
-            self.health_log.start()
         self.emergency_save.start()
 
     def _read_by(self, models: Iterable[Any]) -> set[str]:
@@ -239,22 +260,28 @@ class Algorithm:
         """Return the observation groups that anything reads."""
         raise NotImplementedError
 
+    def _start_training(self, check: Callable[[], None]) -> None:
+        """Check what training needs and playing does not, before the first step.
+
+        Args:
+            check: Checks sizes on each rank.
+
+        Raises:
+            ValueError: If something is missing or does not fit.
+        """
+        if not self._started:
+            for extension in self.extensions:
+                extension.start_training()
+            self._ranks.run_together(check)
+            self._started = True
+
     def _begin_step(self, obs: TensorDict) -> TensorDict:
-        """Return checked observations that nobody changes; the logger has read the last step."""
-        if self.health_log is not None:
-            self.health_log.leave()
+        """Return checked observations that nobody changes."""
         if self.storage.step == 0:  # not earlier: a teacher may be set at any time
             self.step_checks.read_groups = self._read_groups()
             for extension in self.extensions:
                 extension.begin_rollout()
         return self.step_checks.observations(obs)
-
-    def _store_step(self, transition: RolloutStorage.Transition, extras: dict[str, Any]) -> None:
-        """Store a step; health metrics join the entries of ``extras`` for the logger."""
-        self.storage.add_transition(transition)
-        transition.clear()
-        if self.health_log is not None:
-            self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
 
     def _described(self, models: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint's description of models, robot and extensions, plain values."""
@@ -291,7 +318,7 @@ class Algorithm:
         """End an iteration; return the metrics to log."""
         self.emergency_save.conclude_iteration()
         self.metrics = self.transaction.logged
-        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+        return self.metrics
 
 
 def checked_config(obs: TensorDict, cfg: dict) -> tuple[TensorDict, Mapping[str, Any]]:

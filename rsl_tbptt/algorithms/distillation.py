@@ -14,7 +14,6 @@ from rsl_tbptt.algorithms.behavior_losses import BUFFER
 from rsl_tbptt.algorithms.distillation_rollouts import DistillationRollouts
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT
 from rsl_tbptt.algorithms.frames import deduplicate_frames
-from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import set_rate, step_at, update_normalization
 from rsl_tbptt.algorithms.option_checks import takes
 from rsl_tbptt.algorithms.options import (
@@ -103,8 +102,8 @@ class TbpttDistillation(DistillationRollouts):
     def update(self) -> dict[str, torch.Tensor]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
 
-        Return what the runner logs under ``Loss/``; docs/reference/metrics.md lists it. In a runner
-        ``health_log`` logs all but the losses. ``metrics`` has all.
+        Return what the runner logs under ``Loss/``; docs/reference/metrics.md lists it. ``metrics``
+        keeps it.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
@@ -172,9 +171,7 @@ class TbpttDistillation(DistillationRollouts):
         if first:
             student.replay.check_gradient("loss_type")
             health = student.first_replay.metrics()
-        zero = torch.zeros_like(next(iter(sums.values())))
-        reported = torch.stack([sums.get(name, zero) for name in student.reported])
-        results = reported, health, self._gradients()
+        results = self._sums_of_step(sums, student.reported, health)
         return state, *(self.conclude(*results) if concludes else results)
 
     def conclude(
@@ -231,14 +228,11 @@ class TbpttDistillation(DistillationRollouts):
         means = self._student.means(rows[:-1].sum(1), weights, sizes, self._ranks)
         if experience.num_drawn == 0:
             del means[BUFFER]
-        dones = experience.dones().float()
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
         return {
             **means,
             "grad_norm": rows[-1].mean(),
-            "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
-            **{k: v for each in self.extensions for k, v in each.metrics().items()},
-            **finite({**health, **obs_scales(models, self.storage.observations[0])}),
+            **self._shared_metrics(self.storage.num_transitions_per_env * num_envs, health, models),
         }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:

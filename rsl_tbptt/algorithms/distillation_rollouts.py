@@ -66,10 +66,10 @@ class DistillationRollouts(Algorithm, Distillation):
                 option.
         """
         self.mirrored: MirroredRobots | None = None
+        """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
             self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
-        """The mirror images of the robots, with symmetry."""
         self._prepare_updates()
 
     def _prepare_updates(self) -> None:
@@ -79,7 +79,7 @@ class DistillationRollouts(Algorithm, Distillation):
         path, weight = options.teacher_checkpoint, options.imitation_weight
         self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks)
         self.teacher_loaded: Any = self.lazy_teacher
-        """Whether a checkpoint has loaded the teacher; reading it makes it load."""
+        """Whether training can start, for rsl_rl's runners."""
         of_heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
@@ -94,20 +94,21 @@ class DistillationRollouts(Algorithm, Distillation):
         )
         self.held_out = HeldOut(options, storage, ranks)
         """The environments that enter no loss."""
-        self._dagger = Dagger(options, storage.num_envs, self.held_out.trained)
-        self._dagger.num_updates = lambda: self.num_updates
+        trained = self.held_out.trained
+        self._dagger = Dagger(options, storage.num_envs, trained, lambda: self.num_updates)
         per_teacher = LossPerTeacher(self._labels.teacher_names)
         averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
         self._average = WeightAverage(averaged)
         of_option = [each for each in (self.mirrored, self.sample_weights) if each]
         own = self._dagger, per_teacher, self._heads, self.held_out
-        self.extensions = [*of_option, *own, self._average]  # the average is loaded after the heads
+        # The teacher comes first, since nothing starts without it; the average after the heads.
+        self.extensions = [self.lazy_teacher, *of_option, *own, self._average]
         self.experience = Experience(self, self._labels)
         """The newest rollout and the replay buffer."""
         self._student = Student(self, student, loss)
         num_steps, device = storage.num_transitions_per_env, storage.dones.device
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
-        self._num_trained_of_ranks = ranks.sum_count(len(self.held_out.trained), device)
+        self._num_trained_of_ranks = ranks.sum_count(len(trained), device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
         self._prepare_recording(self._student.replay)
         self.transaction = Transaction(self, [student], self.experience.largest_mini_batch)
@@ -175,8 +176,14 @@ class DistillationRollouts(Algorithm, Distillation):
                 if an option does not fit the environments, the teacher's file cannot be loaded, or
                 a runner's student has no distribution.
         """
+        if self.model_configs is not None and self._raw_student.distribution is None:
+            raise ValueError(
+                "student.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                " logs its standard deviation."
+            )
+        self._start_training(partial(self.options.check_training, self.storage.num_envs))
         if self.storage.step == 0:
-            self._start_training()
             self.experience.begin_rollout()
         obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
@@ -185,27 +192,6 @@ class DistillationRollouts(Algorithm, Distillation):
         self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
         return self.transition.actions.clone()  # the environment may change them
-
-    def _start_training(self) -> None:
-        """Load the teacher and check what training needs, once.
-
-        Raises:
-            ValueError: See :meth:`act`.
-        """
-        if self._started:
-            return
-        if self.health_log is not None and self._raw_student.distribution is None:
-            raise ValueError(
-                "student.distribution_cfg is None, expected a distribution, such as"
-                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
-                " logs its standard deviation."
-            )
-        with torch.inference_mode(False):  # the runner's rollout disables gradients
-            self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
-        self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
-        for extension in self.extensions:
-            extension.start_training()
-        self._started = True
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict
@@ -223,7 +209,8 @@ class DistillationRollouts(Algorithm, Distillation):
         self.transition.dones = dones
         for extension in self.extensions:
             extension.process_env_step(self.storage.step, rewards, dones)
-        self._store_step(self.transition, extras)
+        self.storage.add_transition(self.transition)
+        self.transition.clear()
         self.student.reset(dones)
         self.teacher.reset(dones)
 
@@ -273,8 +260,7 @@ class DistillationRollouts(Algorithm, Distillation):
         ``save_buffer``, the replay buffer. rsl_rl ignores that key.
         """
         self._average.put_average()  # in the midst of a rollout, too
-        models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
-        own = {"num_updates": self.num_updates, **self._described(models)}
+        own = {"num_updates": self.num_updates, **self._described(self.stateful_models())}
         past = self.experience.past() if self.options.save_buffer else None
         if past is not None:
             own["buffer"] = past

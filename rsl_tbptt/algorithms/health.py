@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -360,66 +360,3 @@ class HealthWatch:
                 jumps.append(norm / usual)
             past.append(norm)
         return max(jumps)
-
-
-class HealthLog:
-    """Brings health metrics to a runner's logger, which prints the metrics it is given as losses.
-
-    This package's runners write them directly. With a stock runner they join the values that the
-    environment logs: the logger keeps that dictionary in each step, and reads it after the update,
-    below the returns and under its own names::
-
-        process_env_step     logger keeps      act      ...     update       logger reads
-        join: a copy of it   the copy          leave            fill it
-    """
-
-    def __init__(self) -> None:
-        """Start outside of a rollout."""
-        self.write: Callable[[dict[str, float]], None] | None = None
-        """Function of the runner that writes them, by name; None for a stock runner."""
-        self._row: dict[str, Any] | None = None
-        self._lent: tuple[dict[str, Any], str, dict[str, Any] | None] | None = None
-
-    def start(self) -> None:
-        """Drop an interrupted rollout."""
-        self.leave()
-        self._row = None
-
-    def join(self, extras: dict[str, Any], is_last: bool) -> None:
-        """Join a step's ``extras`` for the logger, once per rollout.
-
-        Before 5.4 rsl_rl uses only the keys of the first dictionary that it gets. So it has to be
-        that one, with the environment's keys, or the last step's if the environment has none.
-        """
-        key = "episode" if "episode" in extras else "log"
-        if self.write is None and self._row is None and (key in extras or is_last):
-            self._lent = (extras, key, extras.get(key))
-            self._row = extras[key] = dict(extras.get(key, {}))
-
-    def leave(self) -> None:
-        """Give the environment its own dictionary back; the logger has taken the other one."""
-        if self._lent is not None:
-            extras, key, own = self._lent
-            self._lent = None
-            if own is None:
-                del extras[key]
-            else:
-                extras[key] = own
-
-    def losses_of(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Log the metrics that are not losses.
-
-        Returns:
-            The losses; or all metrics if there is no logger.
-        """
-        self.leave()
-        row, self._row = self._row, None
-        losses = {name: v for name, v in metrics.items() if name.partition("/")[0] in LOSSES}
-        others = {name: v for name, v in metrics.items() if name not in losses}
-        if self.write is not None:
-            self.write(others)
-        elif row is not None:
-            row.update({f"Loss/{name}": value for name, value in others.items()})
-        else:
-            return metrics
-        return losses

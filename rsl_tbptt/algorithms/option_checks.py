@@ -5,7 +5,7 @@ import inspect
 import math
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -101,6 +101,42 @@ def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: s
         for check in checks:
             check(prefix + name, value)
     return parsed
+
+
+@dataclass(kw_only=True)
+class OptionGroup:
+    """Options of one part of an algorithm, which stand beside it; algorithms join several."""
+
+    def check_together(self) -> Iterator[str]:
+        """Check combinations of options; yield a warning for each option without effect.
+
+        Raises:
+            ValueError: If they contradict each other.
+        """
+        yield from ()
+
+    def refuse(self, names: str, expected: str) -> None:
+        """Refuse options that contradict each other.
+
+        Args:
+            names: Names of the options, separated by spaces.
+            expected: The values that would be valid, and why or the fix.
+
+        Raises:
+            ValueError: Always.
+        """
+        given = " and ".join(f"{name} is {getattr(self, name)!r}" for name in names.split())
+        raise ValueError(f"{given}, expected {expected}.")
+
+    def without_effect(self, names: str, without: str) -> Iterator[str]:
+        """Yield a warning if some of the options are set; ``without`` says what they need."""
+        unused = [n for n in names.split() if getattr(self, n) != getattr(type(self), n)]
+        if unused:
+            listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
+            yield (
+                f"{listed}, which has no effect without {without}. Set that, or leave it at its"
+                " default."
+            )
 
 
 def warn_all(messages: Iterable[str]) -> None:

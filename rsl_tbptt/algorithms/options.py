@@ -1,4 +1,4 @@
-"""The options of both algorithms: name, type, default, meaning and check of each, in one place."""
+"""The options of both algorithms: their own, and those that stand beside the extensions."""
 
 import dataclasses
 import difflib
@@ -6,8 +6,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from rsl_rl.storage import RolloutStorage
+
+from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuningOptions
+from rsl_tbptt.algorithms.extensions.heads import HeadsOptions
+from rsl_tbptt.algorithms.extensions.held_out import HeldOutOptions
+from rsl_tbptt.algorithms.extensions.teachers import TeacherOptions
+from rsl_tbptt.algorithms.extensions.weight_average import AverageOptions
+from rsl_tbptt.algorithms.extensions.weights import WeightOptions
 from rsl_tbptt.algorithms.option_checks import (
     Rule,
     T,
@@ -18,13 +26,9 @@ from rsl_tbptt.algorithms.option_checks import (
     positive,
     warn_all,
 )
-from rsl_tbptt.core.scan import check_engine
+from rsl_tbptt.algorithms.replay import ReplayOptions
+from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.windows import Tail
-
-if TYPE_CHECKING:  # configs import this module where rsl_rl may not be there
-    from rsl_rl.storage import RolloutStorage
-
-    from rsl_tbptt.compat.versions import MLPModel
 
 
 def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
@@ -72,7 +76,7 @@ ALGORITHMS = {"DistillationOptions": "TbpttDistillation", "PpoOptions": "TbpttPP
 
 
 @dataclass(kw_only=True)
-class Options:
+class Options(HeadsOptions, ReplayOptions):
     """The options that all algorithms share."""
 
     num_micro_batches: Annotated[int, count()] = 1
@@ -81,20 +85,6 @@ class Options:
     It divides the update's memory and leaves the gradient unchanged.
     """
 
-    memory_budget_gb: Annotated[float | None, positive()] = None
-    """Gigabytes (10^9 bytes) that an update may use in addition to models, optimiser and storage.
-
-    A replay buffer counts. The algorithm makes as many micro-batches as that needs. See
-    docs/howto/out_of_memory.md.
-    """
-
-    scan_engine: Annotated[str, lambda _, value: check_engine(value)] = "auto"
-    """How recurrent layers run over a window: an engine of docs/concepts/replay.md#scan-engines.
-
-    ``"auto"`` chooses one for the device and tests it there first.
-    """
-
-    # rsl_rl checks the value itself, and accepts capitals.
     record_steps: bool = True
     """Whether an optimiser step on CUDA is recorded as one CUDA graph.
 
@@ -102,14 +92,9 @@ class Options:
     docs/concepts/replay.md#recorded-steps.
     """
 
+    # rsl_rl checks the value itself, and accepts capitals.
     optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], lambda *_: None] = "adam"
     """The optimiser: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``."""
-
-    use_mixed_precision: bool = False
-    """Whether the update's matrix products run in bfloat16.
-
-    Parameters, state and gradients stay in float32.
-    """
 
     grad_reduce_bucket_mb: Annotated[float, positive()] = 25.0
     """Megabytes per buffer when several processes sum their gradients."""
@@ -128,12 +113,6 @@ class Options:
     """Iterations between emergency checkpoints, ``safe_<iteration>.pt``, for Isaac Lab.
 
     See docs/howto/cluster.md#isaac-lab.
-    """
-
-    auxiliary: dict[str, Any] | None = None
-    """Auxiliary heads by name: each predicts a quantity from the model's latent.
-
-    See docs/howto/auxiliary_heads.md.
     """
 
     def are_in_use(self) -> bool:
@@ -175,28 +154,12 @@ class Options:
         return parsed
 
     def check_together(self) -> Iterator[str]:
-        """Check combinations of options; yield a warning for each option without effect.
-
-        Raises:
-            ValueError: If they contradict each other.
-        """
+        """Check options that only work together; see the base class."""
+        yield from super().check_together()
         if self.memory_budget_gb is not None and self.num_micro_batches > 1:
             self.refuse("num_micro_batches", "1 with memory_budget_gb, which decides on them")
         if self.non_finite == "raise":
             yield from self.without_effect("max_skipped_updates", "non_finite='skip'")
-
-    def refuse(self, names: str, expected: str) -> None:
-        """Refuse options that contradict each other.
-
-        Args:
-            names: Names of the options, separated by spaces.
-            expected: The values that would be valid, and why or the fix.
-
-        Raises:
-            ValueError: Always.
-        """
-        given = " and ".join(f"{name} is {getattr(self, name)!r}" for name in names.split())
-        raise ValueError(f"{given}, expected {expected}.")
 
     def check_symmetry(self) -> None:
         """Check that no option is set whose targets cannot be mirrored.
@@ -208,19 +171,9 @@ class Options:
             if getattr(self, name, default):
                 self.refuse(name, f"{default} with symmetry_cfg: its targets are not mirrored")
 
-    def without_effect(self, names: str, without: str) -> Iterator[str]:
-        """Yield a warning if some of the options are set; ``without`` says what they need."""
-        unused = [n for n in names.split() if getattr(self, n) != getattr(type(self), n)]
-        if unused:
-            listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
-            yield (
-                f"{listed}, which has no effect without {without}. Set that, or leave it at its"
-                " default."
-            )
-
 
 @dataclass(kw_only=True)
-class DistillationOptions(Options):
+class DistillationOptions(TeacherOptions, HeldOutOptions, WeightOptions, AverageOptions, Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
     num_learning_epochs: Annotated[int, count()] = 2
@@ -285,12 +238,6 @@ class DistillationOptions(Options):
     docs/reference/distillation.md#losses.
     """
 
-    imitation_weight: str | Callable[..., Any] | None = None
-    """Weight of each sample in the loss: an observation group or ``"module:function"``.
-
-    None weighs all steps equally. See docs/reference/distillation.md#what-counts.
-    """
-
     learning_rate: Annotated[float, positive()] = 1e-3
     """Step size of the optimiser."""
 
@@ -301,55 +248,12 @@ class DistillationOptions(Options):
     is longer; without it the rate is kept.
     """
 
-    weight_average: bool = True
-    """Whether the student that is saved has the average of its weights; the newest ones act.
-
-    See docs/reference/distillation.md#weight-average.
-    """
-
     max_grad_norm: ClippingNorm = 1.0
     """Norm that the gradient is clipped to before each optimiser step; None does not clip."""
-
-    teacher_checkpoint: str | None = None
-    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
-
-    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
-    (``--checkpoint`` in Isaac Lab, ``--agent.resume`` in mjlab).
-    """
-
-    teacher_action_share: Annotated[
-        float, between(0, 1, " Give 30 % of the environments as 0.3.")
-    ] = 0.0
-    """Share of environments, 0 to 1, in which the teacher acts when training starts (DAgger).
-
-    See docs/reference/distillation.md#who-acts.
-    """
-
-    teacher_action_updates: Annotated[int | None, count(hint=" Use None to keep the share.")] = None
-    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
-
-    batch_teacher_labels: bool = False
-    """Whether all labels are computed at once after each rollout, which saves forward passes.
-
-    It needs a teacher without memory, and ``teacher_action_share=0``.
-    """
-
-    held_out_envs: Annotated[int | None, count(0)] = None
-    """Environments of each process that enter no loss and no buffer, for ``held_out/`` metrics.
-
-    None means 2 %, at least 8; 0 below 256.
-    """
 
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; yield warnings, as ``Options`` does."""
         yield from super().check_together()
-        if self.teacher_action_share > 0 and self.batch_teacher_labels:
-            self.refuse(
-                "batch_teacher_labels",
-                "False with teacher_action_share: the teacher acts with its labels in the rollout",
-            )
-        if self.teacher_action_share == 0:
-            yield from self.without_effect("teacher_action_updates", "teacher_action_share")
         if self.buffer_rollouts == 0:
             yield from self.without_effect("buffer_share buffer_gb save_buffer", "buffer_rollouts")
 
@@ -357,13 +261,6 @@ class DistillationOptions(Options):
         """Warn if a length exceeds the ``num_steps_per_env`` steps of the rollout."""
         for name in ("gradient_length", "update_length"):
             warn_all(beyond_rollout(name, getattr(self, name), num_steps))
-
-    def num_held_out(self, num_envs: int) -> int:
-        """Return how many of a process's environments are held out; at least one trains."""
-        number = self.held_out_envs
-        if number is None:
-            number = max(8, round(0.02 * num_envs)) if num_envs >= 256 else 0
-        return min(number, num_envs - 1)
 
     def check_training(self, num_envs: int) -> None:
         """Check the options against the size of a training; do not call it to play a policy.
@@ -393,7 +290,7 @@ class DistillationOptions(Options):
 
 
 @dataclass(kw_only=True)
-class PpoOptions(Options):
+class PpoOptions(FineTuningOptions, Options):
     """Options of :class:`TbpttPPO`; names, meanings and defaults are rsl_rl's where it has them."""
 
     gradient_length: Annotated[int | None, count()] = None
@@ -434,46 +331,6 @@ class PpoOptions(Options):
 
     None disables it.
     """
-
-    student_action_std: Annotated[float | None, positive()] = None
-    """Standard deviation of the actions after a student became the actor; None keeps its own."""
-
-    critic_warmup_iterations: Annotated[int, count(0)] = 0
-    """Updates that train the critic alone, after a distilled student became the actor."""
-
-    teacher_cfg: dict[str, Any] | None = None
-    """Model of a teacher that the actor imitates: ``"class_name"`` and its arguments.
-
-    See docs/howto/finetune.md.
-    """
-
-    teacher_checkpoint: str | None = None
-    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
-
-    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
-    with a teacher.
-    """
-
-    teacher_coef: Annotated[float, positive(0)] = 0.0
-    """Weight of the imitation loss; 0 disables imitation."""
-
-    teacher_loss: Literal["kl", "mse", "nll"] = "kl"
-    """Imitation loss: ``"kl"`` from the teacher, ``"mse"`` of means, ``"nll"`` of its action."""
-
-    teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
-    """How ``teacher_coef`` falls: ``"linear"``, ``"exponential"``, or as the ``"return"`` rises.
-
-    See docs/howto/finetune.md.
-    """
-
-    teacher_coef_end: Annotated[float, positive(0)] = 0.0
-    """Weight at the end of the schedule; above 0 with ``"exponential"``."""
-
-    teacher_updates: Annotated[int | None, count()] = None
-    """Updates, after the critic's warm-up, over which the weight falls; None keeps it constant."""
-
-    teacher_return: Annotated[float | None, positive()] = None
-    """Mean return, without RND's rewards, at which ``"return"`` reaches ``teacher_coef_end``."""
 
     num_learning_epochs: Annotated[int, count()] = 5
     """Passes over each rollout."""
@@ -523,7 +380,6 @@ class PpoOptions(Options):
             self._check_kl_penalty()
         else:
             yield from self.without_effect("kl_penalty_coef", "policy_loss='kl_penalty'")
-        yield from self._check_teacher()
 
     def _check_kl_penalty(self) -> None:
         penalty = "with policy_loss 'kl_penalty'"
@@ -536,30 +392,6 @@ class PpoOptions(Options):
         if self.desired_kl is None or self.schedule == "adaptive":
             expected = f"'fixed' and a number {penalty}, whose coefficient follows desired_kl"
             self.refuse("schedule desired_kl", expected)
-
-    def _check_teacher(self) -> Iterator[str]:
-        schedule, endless = self.teacher_schedule, self.teacher_updates is None
-        if self.teacher_coef == 0:
-            names = (field.name for field in dataclasses.fields(self))
-            of_teacher = " ".join(name for name in names if name.startswith("teacher_"))
-            yield from self.without_effect(of_teacher, "teacher_coef")
-            return
-        if self.teacher_cfg is None:
-            self.refuse("teacher_coef teacher_cfg", "both: imitation needs the teacher's model")
-        if self.teacher_coef_end > self.teacher_coef:
-            expected = f"at most teacher_coef, {self.teacher_coef}: the teacher's weight falls"
-            self.refuse("teacher_coef_end", expected)
-        if schedule == "exponential" and (endless or self.teacher_coef_end == 0):
-            expected = "a positive number and a count with teacher_schedule 'exponential'"
-            self.refuse("teacher_coef_end teacher_updates", expected)
-        if schedule == "return":
-            if self.teacher_return is None:
-                self.refuse("teacher_return", "a positive number with teacher_schedule 'return'")
-            yield from self.without_effect("teacher_updates", "another teacher_schedule")
-        else:
-            yield from self.without_effect("teacher_return", "teacher_schedule='return'")
-            if endless:
-                yield from self.without_effect("teacher_coef_end", "teacher_updates")
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
         """Warn of options that have no effect with these models and rollouts.
@@ -682,13 +514,13 @@ class RunnerArguments:
 class DistillationArguments(RunnerArguments, DistillationOptions):
     """Models and storage come first; everything else is passed by name."""
 
-    student: "MLPModel"
+    student: MLPModel
     """Model to train."""
 
-    teacher: "MLPModel"
+    teacher: MLPModel
     """Model to imitate."""
 
-    storage: "RolloutStorage"
+    storage: RolloutStorage
     """rsl_rl's storage of the rollout."""
 
 
@@ -696,11 +528,11 @@ class DistillationArguments(RunnerArguments, DistillationOptions):
 class PpoArguments(RunnerArguments, PpoOptions):
     """Models and storage come first; everything else is passed by name."""
 
-    actor: "MLPModel"
+    actor: MLPModel
     """Policy with a distribution."""
 
-    critic: "MLPModel"
+    critic: MLPModel
     """Value function."""
 
-    storage: "RolloutStorage"
+    storage: RolloutStorage
     """rsl_rl's storage of the rollout."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rsl_rl.storage import RolloutStorage
 
-from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
+from rsl_tbptt.algorithms.health import explained_variance
 from rsl_tbptt.algorithms.optimizers import follow_kl, set_rate, step_at, update_normalization
 from rsl_tbptt.algorithms.option_checks import takes
 from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attributes_of
@@ -105,9 +105,8 @@ class TbpttPPO(PpoRollouts):
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
-            The losses, which the runner logs under ``Loss/``; docs/reference/metrics.md lists them.
-            The other metrics reach its logger through ``health_log``. ``metrics`` has all, and
-            without a runner all are returned.
+            The metrics, which the runner logs under ``Loss/``; docs/reference/metrics.md lists
+            them. ``metrics`` keeps them.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
@@ -171,9 +170,7 @@ class TbpttPPO(PpoRollouts):
                 sums |= extension.accumulate(self._rollouts[2], segments, num_samples, num_parts)
             self.recorder.join()
         health = gradient.health(holds_actor=holds_actor) if first else {}
-        zero = torch.zeros_like(sums["kl"])
-        reported = torch.stack([sums.get(name, zero) for name in gradient.reported])
-        results = reported, health, self._gradients()
+        results = self._sums_of_step(sums, gradient.reported, health)
         if not concludes:
             return results
         return self.conclude(*results, num_samples=num_samples, holds_actor=holds_actor)
@@ -246,18 +243,13 @@ class TbpttPPO(PpoRollouts):
         """Return the metrics of an update with these optimiser steps, (S, M). Shape: () each."""
         stored, models = self.storage, {**self._models, "teacher": self.imitation.teacher}
         names = (*self.gradient.reported, "actor_grad_norm", "critic_grad_norm")
-        health = {
-            **health,
-            "explained_variance/critic": explained_variance(stored.values, stored.returns),
-            **obs_scales(models, stored.observations[0]),
-        }
+        explained = explained_variance(stored.values, stored.returns)
+        health = {**health, "explained_variance/critic": explained}
         return {
             # Along rows: the last bits of a mean over columns depend on their number.
             **dict(zip(names, steps.T.contiguous().mean(1), strict=True)),
             "kl_of_last_epoch": steps[-self.options.num_mini_batches :, 0].mean(),
-            "done_rate": self._ranks.mean(stored.dones.float(), self.batches.num_samples),
-            **{k: v for each in self.extensions for k, v in each.metrics().items()},
-            **finite(health),
+            **self._shared_metrics(self.batches.num_samples, health, models),
             "rate": self.rate,
         }
 

@@ -48,15 +48,16 @@ class PpoRollouts(Algorithm, PPO):
         self.batches = Batches(*sizes, options, ranks, device, has_memory=recurrent)
         # rsl_rl's own symmetry refuses models with memory.
         mirrored = MirroredRobots(symmetry_cfg, storage, models) if symmetry_cfg else None
-        self.imitation = Imitation(actor, options, storage, ranks)
+        self.imitation = Imitation(
+            actor, options, storage, ranks, lambda: self._fine_tuning.holds_actor
+        )
         """The teacher that the actor imitates; without one it has no effect."""
         is_first_rank = self.gpu_global_rank == 0
-        fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
-        self._fine_tuning, self.imitation.waits = fine_tuning, lambda: fine_tuning.holds_actor
+        self._fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
         heads = AuxiliaryHeads(self, actor, parse_heads(options.auxiliary))
         rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
         first = [mirrored] if mirrored else []
-        self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]
+        self.extensions = [*first, self.imitation, self._fine_tuning, heads, *rnd]
         self._bootstrap = TruncationBootstrap(critic, storage)
         self.gradient = ActorCritic(self, *models, heads, mirrored)
         """Actor and critic as they are replayed."""
@@ -105,11 +106,7 @@ class PpoRollouts(Algorithm, PPO):
             ValueError: If training starts here and the teacher is missing or options do not fit the
                 number of environments; or if observations differ in form from the first ones.
         """
-        if not self._started:  # playing needs neither a teacher nor many environments
-            for extension in self.extensions:
-                extension.start_training()
-            self._ranks.run_together(self.batches.check_training)
-            self._started = True
+        self._start_training(self.batches.check_training)
         obs, step = self._begin_step(obs), self.storage.step
         if step == 0:
             self.states = []
@@ -147,7 +144,8 @@ class PpoRollouts(Algorithm, PPO):
             own = extension.reward(obs, own)
             extension.process_env_step(self.storage.step, rewards, dones)
         self.transition.rewards = own + self.options.gamma * beyond
-        self._store_step(self.transition, extras)
+        self.storage.add_transition(self.transition)
+        self.transition.clear()
         for model in (self.actor, self.critic):
             model.reset(dones)
 

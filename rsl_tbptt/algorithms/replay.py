@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
@@ -24,7 +25,7 @@ from rsl_tbptt.algorithms.frames import (
     unique_frames,
 )
 from rsl_tbptt.algorithms.health import FirstReplay
-from rsl_tbptt.algorithms.options import Options
+from rsl_tbptt.algorithms.option_checks import OptionGroup, positive
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import (
@@ -39,9 +40,37 @@ from rsl_tbptt.core.accumulate import (
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
 from rsl_tbptt.core.rollout import Batch, Rollout
-from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
+from rsl_tbptt.core.scan import check_engine, recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import FrameEncoder, Head, action_head, gaussian_head, parts_of
+
+
+def _check_engine(_: str, value: str) -> None:
+    check_engine(value)
+
+
+@dataclass(kw_only=True)
+class ReplayOptions(OptionGroup):
+    """How models are replayed."""
+
+    memory_budget_gb: Annotated[float | None, positive()] = None
+    """Gigabytes (10^9 bytes) that an update may use in addition to models, optimiser and storage.
+
+    A replay buffer counts. The algorithm makes as many micro-batches as that needs. See
+    docs/howto/out_of_memory.md.
+    """
+
+    scan_engine: Annotated[str, _check_engine] = "auto"
+    """How recurrent layers run over a window: an engine of docs/concepts/replay.md#scan-engines.
+
+    ``"auto"`` chooses one for the device and tests it there first.
+    """
+
+    use_mixed_precision: bool = False
+    """Whether the update's matrix products run in bfloat16.
+
+    Parameters, state and gradients stay in float32.
+    """
 
 
 class Replay:
@@ -52,7 +81,7 @@ class Replay:
         model: MLPModel,
         head: Head,
         *,
-        options: Options | None = None,
+        options: ReplayOptions | None = None,
         num_envs: int = 1,
         num_robots: int = 1,
         window_length: int = 1,
@@ -72,7 +101,7 @@ class Replay:
                 (rows, D) each.
             first_replay: Records the outputs of the recurrent layers.
         """
-        options = options or Options()
+        options = options or ReplayOptions()
         self.model, self._head, self._heads = model, head, heads
         self.parameters: list[nn.Parameter] = list(model.parameters())
         """Parameters of the model alone."""
@@ -113,6 +142,7 @@ class Replay:
         divisor: float | torch.Tensor,
         *,
         num_micro_batches: int,
+        coef: float = 1.0,
     ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
         """Add the gradient of one optimiser step's loss; see ``core.accumulate``.
 
@@ -123,21 +153,24 @@ class Replay:
             loss: The loss.
             divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
             num_micro_batches: Minimum number of micro-batches, which run one after the other.
+            coef: Weight of the loss compared with others.
 
         Returns:
             The detached state after the group, and the sums of the loss's reported values.
         """
-        sizes = self.sizes(rollout.num_envs, num_micro_batches)
+        least = self.least_micro_batches(rollout.num_envs)
         with unchanged_weights():
-            return accumulate_group(group, rollout, state, self, loss, divisor, **sizes)
-
-    def sizes(self, num_envs: int, num_micro_batches: int) -> dict[str, int]:
-        """Return how ``accumulate_group`` is to split n environments, given a minimum."""
-        least = self.least_micro_batches(num_envs)
-        return {
-            "num_micro_batches": max(num_micro_batches, least),
-            "windows_at_once": self._windows_at_once,
-        }
+            return accumulate_group(
+                group,
+                rollout,
+                state,
+                self,
+                loss,
+                divisor,
+                coef=coef,
+                num_micro_batches=max(num_micro_batches, least),
+                windows_at_once=self._windows_at_once,
+            )
 
     def check_gradient(self, losses: str) -> None:
         """Check that losses have reached the model, right after the first :meth:`accumulate`.

@@ -30,7 +30,6 @@ from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
 from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
-from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
 from rsl_tbptt.compat.checkpoints import network_state  # noqa: E402
@@ -114,7 +113,6 @@ class _OfPolicy:
         stored = tensor_groups(obs, {})
         storage = ModelStorage(training_type, *sizes, stored, actions_shape, device)
         self.algorithm = self._build(storage, obs)
-        self.algorithm.health_log = HealthLog()
 
 
 class TbpttDistillation(_OfPolicy):

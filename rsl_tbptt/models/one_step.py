@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
+from rsl_tbptt.models.protocol import parts_of
 
 STATES = ("h", "c")
 """Names of a state's tensors; a GRU has only the first."""
@@ -132,19 +133,25 @@ def _copied(policy: Any) -> Any:
 
 @contextmanager
 def recorded_latents(policy: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the inputs of a policy's head whenever it acts, (N, H) each, in the yielded list."""
+    """Collect the inputs of a policy's head whenever it acts, (N, H) each, in the yielded list.
+
+    It stays empty for a model that runs step by step, which has no auxiliary heads.
+    """
     latents: list[torch.Tensor] = []
-    get_latent = policy.get_latent
-
-    def record(*args: Any, **kwargs: Any) -> torch.Tensor:
-        latents.append(get_latent(*args, **kwargs))
-        return latents[-1]
-
-    vars(policy)["get_latent"] = record  # hides the class's method
+    parts: Any = parts_of(policy)
+    if parts is None:
+        yield latents
+        return
+    if parts.cell is None:
+        hook = parts.head.register_forward_pre_hook(lambda _, inputs: latents.append(inputs[0]))
+    else:
+        hook = parts.cell.register_forward_hook(
+            lambda _, __, outputs: latents.append(outputs[0].squeeze(0))
+        )
     try:
         yield latents
     finally:
-        del vars(policy)["get_latent"]
+        hook.remove()
 
 
 class StatefulPolicy(nn.Module):

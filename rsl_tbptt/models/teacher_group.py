@@ -515,3 +515,23 @@ def read_teacher(
     state_dict = teacher_state_dict(checkpoint, f"The checkpoint '{path}'")
     check_fits(model, state_dict, role, obs, checkpoint, path, advice)
     return state_dict
+
+
+def load_teacher(
+    model: Any, path: str | None, obs: TensorDict, advice: Advice | None = None
+) -> None:
+    """Load a teacher, or several, from their files; see :func:`read_teacher`.
+
+    Args:
+        model: The teacher, or several, which know their own files.
+        path: The file of a single teacher.
+        obs: Observations of any batch size.
+        advice: Returns the setting to change; see ``check_matches``.
+
+    Raises:
+        ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
+    """
+    if isinstance(model, SelectedTeachers):
+        model.load_checkpoints()
+    else:
+        model.load_state_dict(read_teacher(model, str(path), "teacher", obs, advice))

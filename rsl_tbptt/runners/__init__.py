@@ -9,13 +9,15 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
+from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.health import LOSSES
 from rsl_tbptt.algorithms.options import check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
 from rsl_tbptt.checkpoints.reading import (
@@ -99,11 +101,10 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 self._kept = KeptCheckpoints(Path(log_dir), keep_last, keep_best)
         # A copy, since the algorithm turns off "check_for_nan" in it.
         super().__init__(env, dict(train_cfg), log_dir, device)
-        if (health_log := getattr(self.alg, "health_log", None)) is not None:
-            health_log.write = self._write_health
         if (emergency_save := getattr(self.alg, "emergency_save", None)) is not None:
             emergency_save.handles_signals = False
-        self.logger = _Logger(self.logger, self._conclude_iteration)
+        measures_health = isinstance(self.alg, Algorithm)
+        self.logger = _Logger(self.logger, self._conclude_iteration, measures_health)
         self._ranks = Ranks(together=self.is_distributed)
         self._writer = CheckpointWriter()
         self._resumed: list[dict[str, Any]] = []
@@ -118,12 +119,6 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             join_on_cpu(self)
         else:
             super()._configure_multi_gpu()
-
-    def _write_health(self, metrics: Mapping[str, float]) -> None:
-        """Log the health metrics of an update without printing them."""
-        if (writer := getattr(self.logger, "writer", None)) is not None:
-            for name, value in metrics.items():
-                writer.add_scalar(f"Loss/{name}", value, self.num_iterations)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Train as rsl_rl's runner does; a signal ends the training after a checkpoint.
@@ -370,11 +365,20 @@ class _Logger(Logger):
     """rsl_rl's logger, which calls the runner after each update and tolerates a full disk."""
 
     def __init__(
-        self, logger: Logger, conclude: Callable[[int, Callable[[int], None]], None]
+        self,
+        logger: Logger,
+        conclude: Callable[[int, Callable[[int], None]], None],
+        measures_health: bool,
     ) -> None:
-        """Take over the state of a new logger, and the runner's method for :meth:`log`."""
+        """Take over the state of a new logger.
+
+        Args:
+            logger: The new logger.
+            conclude: The runner's method for :meth:`log`.
+            measures_health: Whether metrics that are no losses are written but not printed.
+        """
         vars(self).update(vars(logger))
-        self._conclude = conclude
+        self._conclude, self._measures_health = conclude, measures_health
 
     def init_logging_writer(self) -> None:
         """Start the writer."""
@@ -382,10 +386,17 @@ class _Logger(Logger):
         if type(self.writer).__module__.startswith("torch.utils.tensorboard"):
             self.writer = cast("Any", _TolerantWriter(self.writer))
 
-    def log(self, it: int, start_it: int, *args: Any, **values: Any) -> None:
+    def log(
+        self, it: int, start_it: int, *args: Any, loss_dict: dict[str, float], **values: Any
+    ) -> None:
         """Log an iteration's values; see :meth:`TbpttOnPolicyRunner._conclude_iteration`."""
-        log = super().log
-        self._conclude(it, lambda start: log(it, start, *args, **values))
+        log, losses = super().log, dict(loss_dict)
+        if self._measures_health:
+            for name in [name for name in losses if name.partition("/")[0] not in LOSSES]:
+                value = losses.pop(name)
+                if self.writer is not None:
+                    self.writer.add_scalar(f"Loss/{name}", value, it)
+        self._conclude(it, lambda start: log(it, start, *args, loss_dict=losses, **values))
 
 
 class _TolerantWriter:

@@ -1,7 +1,5 @@
 """The machine and the versions that results come from."""
 
-from __future__ import annotations
-
 import os
 import platform as system
 from pathlib import Path

@@ -6,8 +6,6 @@ code of these files: a class may only be one of rsl_rl, of this package or of a 
 user trusts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -24,7 +22,14 @@ from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.files import AGENT, ENV, read_config
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of
-from rsl_tbptt.tools.platforms.noted import PACKAGES, is_dotted, is_within
+from rsl_tbptt.tools.platforms.noted import (
+    MISSING,
+    PACKAGES,
+    differences,
+    dotted,
+    is_dotted,
+    is_within,
+)
 
 require_era(MODELS_ERA, "rsl_tbptt.tools.run")
 
@@ -243,23 +248,14 @@ def _check_agrees(
         groups = config.get("obs_groups", {}).get(part)
         return {part: config.get(part, {}), "obs_groups": {part: groups}}
 
-    for place, one, other in _differences(relevant(given), relevant(recorded)):
+    for keys, (one, other) in differences(relevant(given), relevant(recorded)).items():
+        is_told_twice = one not in (None, MISSING) and other not in (None, MISSING)
+        if not is_told_twice or _compared(keys[-1], one) == _compared(keys[-1], other):
+            continue
         raise ValueError(
-            f"{place} is {one!r} in {source}, expected {other!r} as in the training that the"
+            f"{dotted(keys)} is {one!r} in {source}, expected {other!r} as in the training that the"
             " checkpoint describes: the same parameters would act differently. Leave it out."
         )
-
-
-def _differences(
-    given: Mapping[str, Any], recorded: Mapping[str, Any], above: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the key and both values where two configs differ; a key must be in both."""
-    for key in given:
-        one, other = given[key], recorded.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{above}{key}.")
-        elif None not in (one, other) and _compared(key, one) != _compared(key, other):
-            yield f"{above}{key}", one, other
 
 
 def _compared(key: str, value: Any) -> Any:

@@ -1,36 +1,31 @@
 """Measure the algorithms' updates on this machine.
 
-suite: time and memory next to the installed rsl_rl's for all rows of rows.yaml, with figures.
+suite: time and memory next to the installed rsl_rl's for all rows of rows.yaml.
 
-agents: the same for the recurrent agents of Isaac Lab and others, as large as rsl_rl's process may
-become, and the memory that our update would take at their full size.
+agents: the same for Isaac Lab's recurrent agents.
 
 profile: where the time of one of our updates goes, by torch's profiler.
 
-host: time of the host in an optimiser step, which a GPU cannot shorten, and what it launches.
+host: time of the host in an optimiser step, which a GPU cannot shorten.
 
 control-step: time of one step of an exported policy, by the program that runs it.
 
 cells: time of a window of each recurrent cell, next to a Python loop over its steps.
-
-peers: one gradient through a recurrent network next to other libraries, which
-`make .peers/.installed` installs next to the environment.
 
 update: time and memory of one update of your own sizes next to the installed rsl_rl's.
 """
 
 import argparse
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from rsl_tbptt.files import write_json
-from scripts.benchmark.case import add_case_arguments, case_from, compare, milliseconds
-
-TEMPLATE = Path(__file__).with_name("report.md.j2")
-PEERS_JOB = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256, "done_rate": 0.05}
+from scripts.benchmark.case import add_case_arguments, case_from, milliseconds
 
 
 def main() -> int:
@@ -52,28 +47,23 @@ def parse_args() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     benchmarks = parser.add_subparsers(required=True)
-    for name, file in (("suite", "rows"), ("agents", "agents")):
-        rows = benchmarks.add_parser(name, help=f"rows of {file}.yaml, with report and figures")
-        folder = Path("runs", "bench" if name == "suite" else name)
+    for name, file, folder in (("suite", "rows", "bench"), ("agents", "agents", "agents")):
+        rows = benchmarks.add_parser(name, help=f"rows of {file}.yaml, with a report")
+        folder = Path("runs", folder)
         rows.add_argument("--output", type=Path, default=folder, help="folder of the report")
         rows.add_argument("--rows", default="", help="only rows with this in their name")
         rows.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
         rows.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-        rows.set_defaults(measure=run_rows, file=file, gigabytes=8.0)
-    rows.add_argument("--gigabytes", type=float, help="limit of rsl_rl's process (default: 8)")
+        rows.set_defaults(measure=run_rows, file=file)
     profile = benchmarks.add_parser("profile", help="where the time of one of our updates goes")
     add_case_arguments(profile)
     profile.set_defaults(measure=print_profile)
     update = benchmarks.add_parser("update", help="one update of your own sizes next to rsl_rl's")
     add_case_arguments(update)
     update.add_argument("--pairs", type=int, default=5, help="updates of each library (5)")
-    update.add_argument("--memory", action="store_true", help="also the peak of tensors")
+    update.add_argument("--memory", action="store_true", help="also the peak of memory")
     update.set_defaults(measure=print_update)
-    peers = benchmarks.add_parser("peers", help="one gradient next to other libraries'")
-    add_case_arguments(peers)
-    peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
-    peers.set_defaults(measure=print_peers, **PEERS_JOB)
-    host = benchmarks.add_parser("host", help="time and launches of the host in an optimiser step")
+    host = benchmarks.add_parser("host", help="time of the host in an optimiser step")
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
     host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     host.set_defaults(measure=print_host_times)
@@ -88,81 +78,58 @@ def parse_args() -> argparse.Namespace:
 
 
 def run_rows(args: argparse.Namespace) -> None:
-    """Measure rows, write report, data and figures, and print the report.
+    """Measure rows, write report and data, and print the report.
 
     Raises:
         ValueError: If no row matches, or the libraries differ on one. Then nothing is written.
     """
     # Imported here and below: they take seconds to load, and --help need not wait for them.
-    from rsl_tbptt.tools.templates import fill
     from scripts.benchmark import suite
-    from scripts.benchmark.figures import save_figures
 
     rows = suite.select(suite.load_rows(args.file), args.rows, args.device)
     if args.quick:
         rows = [replace(row, case=suite.tiny(row.case)) for row in rows]
-    results = suite.measure(rows, args.device, args.gigabytes)
+    results = suite.measure(rows, args.device)
     args.output.mkdir(parents=True, exist_ok=True)
     write_json(args.output / "benchmark.json", results)
-    judged = [r for kind in ("speed", "cost", "memory") for r in results[kind] if r["target"]]
-    report = fill(
-        TEMPLATE,
-        **results,
-        figures=save_figures(results, args.output),
-        num_targets=len(judged),
-        missed=[r["name"] for r in judged if not r["reached"]],
-        ms=milliseconds,
-    )
+    report = suite.report(results)
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")
     print(f"{report}\nwrote {args.output}")
 
 
 def print_profile(args: argparse.Namespace) -> None:
-    """Print the time of our update, and where it goes: by kind of operation, on a GPU by kernel."""
-    from scripts.benchmark.limit import device_time, profile_update, shares_of, time_update
+    """Print the time of our update, and where it goes: by operation, on a GPU by kernel."""
+    from scripts.benchmark.profiling import device_time, profile_update, time_update
 
     case = case_from(args)
     taken, busy = time_update(case)
     print(f"{case}\n\n{milliseconds(taken)} an update, {milliseconds(busy)} of them on the host\n")
-    profiler = profile_update(case)
+    profiler, sort_by = profile_update(case), "self_cpu_time_total"
     if case.device != "cpu":
-        working = device_time(profiler)
+        working, sort_by = device_time(profiler), "self_device_time_total"
         print(f"the GPU works for {milliseconds(working)}, {working / taken:.0%} of an update\n")
-        by = {"sort_by": "self_device_time_total", "row_limit": 20, "max_name_column_width": 50}
-        print(profiler.key_averages().table(**by))
-        return
-    rows = [(kind, f"{share:.0%}", calls) for kind, share, calls in shares_of(profiler)]
-    print(tabulate(rows, ("operations", "of the time", "calls"), "github", disable_numparse=True))
+    averages = profiler.key_averages()
+    print(averages.table(sort_by=sort_by, row_limit=20, max_name_column_width=50))
 
 
 def print_update(args: argparse.Namespace) -> None:
     """Print one update's time and memory next to rsl_rl's."""
-    print(compare(case_from(args), args.pairs, memory=args.memory))
+    from scripts.benchmark import suite
 
-
-def print_peers(args: argparse.Namespace) -> None:
-    """Measure one gradient next to other libraries'.
-
-    All compute the gradient of the mean squared error over a rollout with resets, from a zero
-    state, with the same tensors and weights and without an optimiser. Each library is used as its
-    documentation trains recurrent networks. It is timed only if its gradient equals ours.
-    """
-    from scripts.benchmark.peers import measure
-
-    print(measure.table(case_from(args), args.pairs))
+    case = case_from(args)
+    rows = [suite.Row(name="update", case=case, pairs=args.pairs)]
+    if args.memory:
+        rows.append(suite.Row(name="update", case=case, measure="memory"))
+    print(suite.report(suite.measure(rows, case.device)))
 
 
 def print_host_times(args: argparse.Namespace) -> None:
-    """Print the time of the host in an optimiser step, and our launches."""
-    from scripts.benchmark.host_time import host_times, launches
+    """Print the time of the host in an optimiser step."""
+    from scripts.benchmark.profiling import host_times
 
-    counts, times = launches(), host_times(args.updates, args.device)
-    rows = [
-        (*row, f"{value:.2f}", f"{counts[row]:.0f}" if row in counts else "-")
-        for row, value in times.items()
-    ]
-    headers = ("algorithm", "library", "milliseconds per optimiser step", "launches on a GPU")
-    print(tabulate(rows, headers, "github", disable_numparse=True))
+    times = host_times(args.updates, args.device)
+    rows = [(*row, f"{value:.2f}") for row, value in times.items()]
+    print_table(("algorithm", "library", "milliseconds per optimiser step"), rows)
 
 
 def print_step_times(args: argparse.Namespace) -> None:
@@ -171,31 +138,23 @@ def print_step_times(args: argparse.Namespace) -> None:
 
     times = step_times(args.rnn_type, args.rnn_hidden_dim)
     rows = [(form, f"{value:.0f}") for form, value in times.items()]
-    print(tabulate(rows, ("form", "microseconds per step"), "github", disable_numparse=True))
+    print_table(("form", "microseconds per step"), rows)
 
 
 def print_cell_times(args: argparse.Namespace) -> None:
     """Print the time of a window of each cell, by the engine and by a Python loop."""
     from scripts.benchmark.cell_times import cell_times
 
-    rows = [
-        (
-            name,
-            num_envs,
-            *(f"{each:.1f}" for each in (loop, engine, products)),
-            f"{loop / engine:.2f}",
-        )
-        for name, num_envs, (loop, engine, products) in cell_times(args.rnn_hidden_dim)
-    ]
-    headers = (
-        "cell",
-        "environments",
-        "loop, ms",
-        "engine, ms",
-        "its products, ms",
-        "times as fast",
-    )
-    print(tabulate(rows, headers, "github", disable_numparse=True))
+    rows = []
+    for *row, times in cell_times(args.rnn_hidden_dim):
+        rows.append([*row, *(f"{each:.1f}" for each in times), f"{times[0] / times[1]:.2f}"])
+    times = ("loop, ms", "engine, ms", "its products, ms")
+    print_table(("cell", "environments", *times, "times as fast"), rows)
+
+
+def print_table(heads: tuple[str, ...], rows: Iterable[Any]) -> None:
+    """Print rows, whose numbers are text, as Markdown."""
+    print(tabulate(rows, heads, "github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -19,18 +19,15 @@ from typing import Any, Literal
 import torch
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.storage import RolloutStorage
-from tabulate import tabulate
 from tensordict import TensorDict
 from torch.nn.utils import parameters_to_vector
 from torch.utils._pytree import tree_map
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
-from rsl_tbptt.core.memory import PeakMemory
-from rsl_tbptt.core.scan import free_buffers
 from rsl_tbptt.core.scan.layers import products_as_in_layers
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools.machine import machine, versions
+from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.progress import track
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
@@ -47,6 +44,8 @@ MEMORY = ("rnn_type", "rnn_hidden_dim", "rnn_num_layers")
 """Options of the recurrent layers, the same in all models."""
 CNN = {"output_channels": [16, 32, 32], "kernel_size": [5, 3, 3], "stride": 2, "activation": "elu"}
 """Options of rsl_rl's CNN."""
+IMAGE_SIZE = (48, 64)
+"""Height and width of the depth images, in pixels."""
 CHOICES = {"algorithm": [*CLASSES], "rnn_type": ["lstm", "gru"]}
 TOLERANCE = 1e-4
 """Largest share of an update's change that may differ: rounding in float32 reaches about 1e-5, a
@@ -85,8 +84,6 @@ class Case:
     """Other options of rsl_rl's models, by role. A teacher with ``rnn_type`` is recurrent."""
     camera_period: int | None = None
     """Steps for which the student's depth camera shows each frame. None means no camera."""
-    image_size: Sequence[int] = field(default=(48, 64), hash=False)
-    """Height and width of the images, in pixels."""
 
     def __post_init__(self) -> None:
         """Check that the case can be measured.
@@ -136,7 +133,7 @@ class Case:
                 for name, width in self.obs_dims.items()
             }
             if self.camera_period:
-                fresh = torch.randn(self.num_envs, 1, *self.image_size, generator=generator)
+                fresh = torch.randn(self.num_envs, 1, *IMAGE_SIZE, generator=generator)
                 is_new = (phases + step) % self.camera_period == 0
                 groups["camera"] = frames = torch.where(is_new, fresh, frames) if step else fresh
             step += 1
@@ -330,16 +327,6 @@ def seconds_of(call: Callable[[], object], device: str) -> float:
     return now() - start
 
 
-def peak_of_update(case: Case, library: Library) -> int:
-    """Return the peak of an update's tensors in bytes, beyond models, optimiser and storage."""
-    algorithm = build(case, library)
-    fill(algorithm, case, seed=0)
-    free_buffers()  # a scan would reuse them, and PeakMemory would not count them
-    with PeakMemory() as memory:
-        algorithm.update()
-    return memory.peak
-
-
 def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe a case, for any command that measures one."""
     for option in fields(Case):
@@ -365,37 +352,8 @@ def case_from(args: argparse.Namespace) -> Case:
             f"rsl-rl-lib is {versions()['rsl-rl-lib']}, expected 5.0.1 to 5.5: the benchmark builds"
             " the separate models of these releases."
         )
-    return Case(
-        **{
-            option.name: getattr(args, option.name)
-            for option in fields(Case)
-            if option.name in args
-        }
-    )
-
-
-def compare(case: Case, num_pairs: int, *, memory: bool) -> str:
-    """Compare one update with rsl_rl's; return a Markdown table.
-
-    Raises:
-        ValueError: If an option is wrong, or the libraries do not compute the same.
-    """
-    if num_pairs < 1:
-        raise ValueError(f"pairs is {num_pairs}, expected at least 1.")
-    check_equal(case)
-    ours, theirs = alternate([(library, case) for library in LIBRARIES], num_pairs)
-    low, ratio, high = spread(ours, theirs)
-    times = [milliseconds(statistics.median(seconds)) for seconds in (theirs, ours)]
-    rows = [("time of `update()`", *times, f"{ratio:.2f} ({low:.2f} to {high:.2f})")]
-    if memory:
-        mine, other = (peak_of_update(case, library) for library in LIBRARIES)
-        peaks = (f"{other / 1e6:.0f} MB", f"{mine / 1e6:.0f} MB", f"{other / mine:.2f}")
-        rows.append(("memory of `update()`", *peaks))
-    found, where = versions(), machine(case.device)
-    what = [f"{name} {found[name]}" for name in ("rsl-tbptt", "rsl-rl-lib", "torch")]
-    heads = ("", "rsl_rl", "rsl_tbptt", "rsl_rl / rsl_tbptt")
-    table = tabulate(rows, heads, "github", disable_numparse=True)
-    return f"{case}; {', '.join((where['device'], where['processor'], *what))}\n\n{table}"
+    names = {option.name for option in fields(Case)}
+    return Case(**{name: value for name, value in vars(args).items() if name in names})
 
 
 def spread(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:

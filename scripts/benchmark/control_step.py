@@ -13,8 +13,8 @@ from rsl_rl.models import RNNModel
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.robot.c_code import CPolicy
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT
 

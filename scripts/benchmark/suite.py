@@ -12,17 +12,12 @@ import torch
 import yaml
 
 from rsl_tbptt.tools.machine import machine, versions
-from scripts.benchmark.case import Case, alternate, check_equal, spread
-from scripts.benchmark.limit import product_rates, update_flops
-from scripts.benchmark.memory import (
-    check_plan,
-    fit,
-    in_own_process,
-    measure_memory,
-    with_exact_malloc,
-)
+from rsl_tbptt.tools.templates import fill
+from scripts.benchmark.case import Case, alternate, check_equal, milliseconds, spread
+from scripts.benchmark.memory import in_own_process, measure_memory, with_exact_malloc
 
 Result = dict[str, Any]
+TEMPLATE = Path(__file__).with_name("report.md.j2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +26,25 @@ class Row:
 
     name: str
     case: Case
-    measure: Literal["speed", "cost", "memory", "agent", "plan"] = "speed"
+    measure: Literal["speed", "cost", "memory"] = "speed"
     """Kind of measurement; rows.yaml explains each."""
     beside: dict[str, Any] = field(default_factory=dict)
-    """Values that replace those of ``case`` in the case to compare with."""
+    """For cost the values that replace those of ``case`` in the case to compare with."""
     pairs: int = 2
     """Updates of each library; few if one of them takes seconds."""
     target: float | None = None
     """For speed the ratio to reach; otherwise the ratio to stay below."""
-    figure_only: bool = False
-    """Whether the row is only a point in a figure and not in the table."""
     gpu_only: bool = False
     """Whether the row is left out on a CPU, where it takes minutes."""
+
+    def __post_init__(self) -> None:
+        """Check the number of updates.
+
+        Raises:
+            ValueError: If it is below 1.
+        """
+        if self.pairs < 1:
+            raise ValueError(f"pairs is {self.pairs}, expected at least 1.")
 
     def result(self, ratio: float, **values: Any) -> Result:
         """Return a result of this row; ``reached`` is None without a target."""
@@ -94,36 +96,22 @@ def tiny(case: Case) -> Case:
     )
 
 
-def measure(rows: Sequence[Row], device: str, gigabytes: float) -> dict[str, Any]:
+def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
     """Check that both libraries compute the same, then measure all rows.
-
-    Args:
-        rows: The rows, on the device.
-        device: The device.
-        gigabytes: Limit of rsl_rl's process with an agent.
 
     Returns:
         JSON values: the measurements, the machine and the versions.
 
     Raises:
-        ValueError: If the libraries differ on a row, or an agent does not fit into the limit.
+        ValueError: If the libraries differ on a row.
     """
     start = time.monotonic()
-    for row in _each(rows, "equality", "speed", "agent"):
+    for row in _each(rows, "equality", "speed"):
         check_equal(row.case)
-    agents = []
-    for row in _each(rows, "size", "agent"):
-        cut = replace(row, case=fit(row.case, 1e3 * gigabytes), pairs=1)
-        rows = [*rows, replace(cut, measure="speed"), replace(cut, measure="memory")]
-        agents.append({"own": asdict(row), "measured": asdict(cut.case)})
-    rates = product_rates(device)
     results = {
-        "agents": agents,
-        "rates": rates,
-        "speed": [_time(row, rates) for row in _each(rows, "time", "speed")],
-        "cost": [_time(row, rates) for row in _each(rows, "time", "cost")],
+        "speed": [_time(row) for row in _each(rows, "time", "speed")],
+        "cost": [_time(row) for row in _each(rows, "time", "cost")],
         "memory": [_memory(row) for row in _each(rows, "memory", "memory")],
-        "plans": [_plan(row) for row in _each(rows, "plan", "agent", "plan")],
     }
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
@@ -131,41 +119,36 @@ def measure(rows: Sequence[Row], device: str, gigabytes: float) -> dict[str, Any
         "threads": torch.get_num_threads(),
         "machine": machine(device),
         "versions": versions(),
-        "gigabytes": gigabytes,
     }
     return {"about": about, **results}
 
 
-def _time(row: Row, rates: dict[str, float]) -> Result:
+def report(results: dict[str, Any]) -> str:
+    """Return the measurements as Markdown."""
+    judged = [r for kind in ("speed", "cost", "memory") for r in results[kind] if r["target"]]
+    missed = [row["name"] for row in judged if not row["reached"]]
+    return fill(TEMPLATE, **results, num_targets=len(judged), missed=missed, ms=milliseconds)
+
+
+def _time(row: Row) -> Result:
     """Time a row in a separate process, like a training run."""
-    library = "rsl_tbptt" if row.beside else "rsl_rl"
+    library = "rsl_tbptt" if row.measure == "cost" else "rsl_rl"
     contestants = [("rsl_tbptt", replace(row.case, **row.beside)), (library, row.case)]
     ours, other = in_own_process(alternate, contestants, row.pairs)
     low, ratio, high = spread(ours, other)
-    products = update_flops(row.case) / rates[row.case.precision]
     medians = {"ours": median(ours), "other": median(other)}
-    return row.result(
-        ratio, low=low, high=high, **medians, products=products, seconds=[ours, other]
-    )
+    return row.result(ratio, low=low, high=high, **medians, seconds=[ours, other])
 
 
 def _memory(row: Row) -> Result:
-    library = "rsl_tbptt" if row.beside else "rsl_rl"
     ours = with_exact_malloc(measure_memory, row.case, "rsl_tbptt")
-    other = with_exact_malloc(measure_memory, replace(row.case, **row.beside), library)
-    peak = "update_peak" if row.beside else "process_peak"
-    ratio = getattr(ours, peak) / getattr(other, peak)
-    return row.result(ratio, ours=asdict(ours), other=asdict(other))
+    other = with_exact_malloc(measure_memory, row.case, "rsl_rl")
+    return row.result(ours / other, ours=ours, other=other)
 
 
-def _plan(row: Row) -> Result:
-    predicted, measured = check_plan(row.case)
-    return row.result(predicted / measured, predicted=predicted, measured=measured)
-
-
-def _each(rows: Sequence[Row], doing: str, *kinds: str) -> Iterator[Row]:
-    """Yield the rows of some kinds and print the progress to stderr."""
-    chosen = [row for row in rows if row.measure in kinds]
+def _each(rows: Sequence[Row], doing: str, kind: str) -> Iterator[Row]:
+    """Yield the rows of a kind and print the progress to stderr."""
+    chosen = [row for row in rows if row.measure == kind]
     for number, row in enumerate(chosen, start=1):
         print(f"{doing} {number}/{len(chosen)}: {row.name}", file=sys.stderr, flush=True)
         yield row

@@ -9,7 +9,6 @@
 #   rsl_rl VERSION      put another rsl_rl release under .rsl_rl/VERSION
 #   torch VERSION       put another torch under .torch/VERSION, with its dependencies
 #   libtorch VERSION    put the C++ libraries of an older torch under .libtorch/VERSION
-#   peers               put the libraries of scripts/benchmark/peers under .peers
 #   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel into
 #                       FOLDER/venv, with no extras except EXTRAS
 #
@@ -143,16 +142,6 @@ install_libtorch() {
     "torch==$version" nvidia-cuda-runtime-cu12==12.1.105 nvidia-cuda-cupti-cu12==12.1.105
 }
 
-install_peers() {
-  local uv
-  uv=$(find_uv)
-  # Without dependencies, so that torch's version stays. The peers import gymnasium and the two after
-  # it, which an environment without Isaac Lab lacks.
-  "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target .peers \
-    torchrl==0.14.1 hoptorch==0.1.4 sb3-contrib==2.9.2 stable-baselines3==2.9.2 skrl==2.1.1 \
-    gymnasium==1.4.0 farama-notifications==0.0.6 cloudpickle==3.1.2
-}
-
 package() {
   local uv wheel folder=$1
   uv=$(find_uv)
@@ -169,10 +158,9 @@ case "${1:-}" in
   rsl_rl) install_rsl_rl "${2:?usage: scripts/ci/bootstrap.sh rsl_rl VERSION}" ;;
   torch) install_torch "${2:?usage: scripts/ci/bootstrap.sh torch VERSION}" ;;
   libtorch) install_libtorch "${2:?usage: scripts/ci/bootstrap.sh libtorch VERSION}" ;;
-  peers) install_peers ;;
   package) package "${2:?usage: scripts/ci/bootstrap.sh package FOLDER}" ;;
   *)
     fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
-      "'torch VERSION', 'libtorch VERSION', 'peers' or 'package FOLDER'."
+      "'torch VERSION', 'libtorch VERSION' or 'package FOLDER'."
     ;;
 esac

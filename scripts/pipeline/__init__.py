@@ -7,6 +7,5 @@
     run.py          runs the unfinished stages
     report.py       the final table, and the page of the run
     sweep.py        the fields of a sweep's file: the same policies over several seeds
-    curves.py       runs a sweep; learning.py: tables and figure of how its policies learned
-    one_policy.py   a single training, for scripts/train.py, distill.py and finetune.py
+    curves.py       runs a sweep; learning.py, figure.py: how its policies learned
 """

@@ -33,7 +33,8 @@ def run_sweep(args: argparse.Namespace) -> None:
         sweep_stages(sweep, experiment, args.device), folder, args.device, args.jobs
     )
     # Imported here: they take seconds, and --help and the first stage need not wait for them.
-    from scripts.pipeline.learning import compare, format_markdown, read_learnings, save_figure
+    from scripts.pipeline.figure import save_figure
+    from scripts.pipeline.learning import compare, format_markdown, read_learnings
 
     learnings = read_learnings(folder, experiment, sweep, records)
     figure = args.figure or folder / "curves.svg"

@@ -1,10 +1,9 @@
-"""Compare how policies learned with every seed with the teacher of their seed: tables, figure."""
+"""Compare how policies learned with every seed with the teacher of their seed, in tables."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from tabulate import tabulate
@@ -13,7 +12,6 @@ from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
 from rsl_tbptt.tools.templates import fill
-from scripts.figures import drawn_svg, policy_styles
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
@@ -275,48 +273,3 @@ def _cells(group: list[Row]) -> dict[str, str]:
         never = [f"{values.count(None)} never"] if None in values else []
         cells[heading] = ", ".join([*([" to ".join(ends)] if ends else []), *never])
     return cells
-
-
-def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
-    """Draw every policy's mean over the seeds, in a band from the worst to the best seed.
-
-    Args:
-        learnings: Policies of all seeds.
-        teacher: Name of the teacher, whose final return is drawn as the goal.
-        path: SVG file; its folder is created.
-    """
-    names = dict.fromkeys(learning.policy for learning in learnings)
-    policies = {name: [one for one in learnings if one.policy == name] for name in names}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with drawn_svg(path, figsize=(9, 4)) as axes:
-        for name, (label, colour) in policy_styles(policies).items():
-            seeds = policies[name]
-            iterations, mean, low, high = band([learning.curve for learning in seeds])
-            steps = [done * seeds[0].steps_per_iteration for done in iterations]
-            earlier = seeds[0].num_earlier_steps  # not in the curve
-            after = f", after {earlier / 1e6:.2f} million as a student" if earlier else ""
-            axes.plot(steps, mean, color=colour, label=label + after)
-            axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
-        goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
-        axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")
-        axes.set(
-            title=f"Return in training, mean and range of {len(policies[teacher])} seeds",
-            xlabel="environment steps of this training, in millions",
-            xlim=(0, None),
-        )
-        axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
-        axes.legend(frameon=False, loc="lower right")
-
-
-def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Summarise curves at the iterations where all have a value.
-
-    Args:
-        curves: Returns by iterations done, one curve per seed.
-
-    Returns:
-        Iterations, means, smallest and largest returns.
-    """
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    values = [[curve[done] for curve in curves] for done in shared]
-    return shared, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]

@@ -103,12 +103,11 @@ def evaluation_stage(
     """
     evaluated = name if after is None else early(name, after)
     output = f"evaluation/{evaluated}.json"
-    settings = experiment.evaluation.model_dump()
     ablation = experiment.ablations.get(name)
     policy = name if ablation is None else ablation.policy
     trained = experiment.policies[policy]
-    if overrides := [*trained.task_overrides, *([ablation.override] if ablation else [])]:
-        settings["overrides"] = overrides
+    overrides = [*trained.task_overrides, *([ablation.override] if ablation else [])]
+    settings = {**experiment.evaluation.model_dump(), "overrides": overrides}
     task = load_platform(experiment.platform).task_id(experiment.task, trained.agent)
     where = {"platform": experiment.platform, "task": task, "device": device, "output": output}
 
@@ -141,9 +140,7 @@ def _video(experiment: Experiment, device: str) -> Stage:
 def _memory(experiment: Experiment, device: str) -> Stage:
     """Return the measurement of the memory of the policy that is exported."""
     name = experiment.export.policy
-    options: dict[str, object] = {"device": device}
-    if overrides := experiment.policies[name].task_overrides:
-        options["overrides"] = [*overrides]
+    options = {"device": device, "overrides": experiment.policies[name].task_overrides}
     return Stage(
         name="memory",
         needs=(name,),
@@ -155,10 +152,9 @@ def _memory(experiment: Experiment, device: str) -> Stage:
 def _export(experiment: Experiment, device: str) -> Stage:
     """Return the export of the policy that the experiment names."""
     policy = experiment.export.policy
-    options: dict[str, object] = experiment.export.model_dump(exclude={"policy"})
+    options = experiment.export.model_dump(exclude={"policy"})
     options |= {"device": device, "output": "exported"}
-    if overrides := experiment.policies[policy].task_overrides:
-        options["overrides"] = [*overrides]
+    options["overrides"] = experiment.policies[policy].task_overrides
     return Stage(
         name="export",
         needs=(policy,),
@@ -168,9 +164,12 @@ def _export(experiment: Experiment, device: str) -> Stage:
 
 
 def _tool(*command: str, **options: object) -> list[str]:
-    """Return a command of this package; an option may have several values."""
+    """Return a command of this package; an option may have several values, or none."""
     words = ["rsl-tbptt", *command]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
-        words += [option, *value] if isinstance(value, list) else [f"{option}={value}"]
+        if not isinstance(value, list):
+            words.append(f"{option}={value}")
+        elif value:
+            words += [option, *value]
     return words

@@ -2,8 +2,6 @@
 
 import inspect
 import math
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -174,16 +172,6 @@ def test_a_warning_points_at_the_code_that_chose_the_options():
         make_distillation(TbpttDistillation, 6, 4, gradient_length=15)
     helpers = make_distillation.__code__.co_filename
     assert {warning.filename for warning in (*warned, *longer)} == {helpers}
-
-
-def test_options_and_their_checks_import_no_rsl_rl():
-    """Config classes inherit the options, and command lines import those before anything else."""
-    code = """
-import sys
-sys.modules["rsl_rl"] = None
-import rsl_tbptt.algorithms.options
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_lengths_beyond_the_rollout_warn():

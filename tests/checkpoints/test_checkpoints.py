@@ -55,16 +55,29 @@ def test_a_ppo_checkpoint_loads_the_teacher_only():
     assert same_first_layer(algorithm.teacher, actor)
 
 
+def test_a_ppo_checkpoint_has_no_student_to_load():
+    checkpoint = {"actor_state_dict": make().teacher.state_dict(), "iter": 0}
+    with pytest.raises(ValueError, match=r"no 'student_state_dict'.*not its teacher's"):
+        make().load(checkpoint, {"student": True}, strict=True)
+
+
 def load_teacher(path):
     """Set the teacher's file and load the teacher, as the runner does when training starts."""
-    return bool(make(teacher_checkpoint=str(path)).teacher_loaded)
+    make(teacher_checkpoint=str(path)).lazy_teacher.start_training()
+
+
+def test_teacher_checkpoint_loads_the_teacher(tmp_path):
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    assert algorithm.teacher_loaded
+    assert same_first_layer(algorithm.teacher, actor)
 
 
 def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
     ppo_checkpoint(tmp_path / "model_2.pt")
     actor = ppo_checkpoint(tmp_path / "model_10.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "latest"))
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     assert same_first_layer(algorithm.teacher, actor)
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="holds no valid checkpoint"):
@@ -86,6 +99,14 @@ def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
     torch.save({"infos": {}}, tmp_path / "old.pt")
     with pytest.raises(ValueError, match="neither 'teacher_state_dict' nor 'actor_state_dict'"):
         load_teacher(tmp_path / "old.pt")
+
+
+def test_the_teachers_file_is_read_when_no_teacher_is_loaded(tmp_path):
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    assert not same_first_layer(algorithm.teacher, actor)
+    roll_out(algorithm, 0)
+    assert same_first_layer(algorithm.teacher, actor)
 
 
 @pytest.mark.parametrize("file", ["moved.pt", "other.pt"])
@@ -112,6 +133,15 @@ def test_training_needs_the_teachers_file(tmp_path):
     torch.save({"actor_state_dict": source.alg.teacher.state_dict()}, tmp_path / "teacher.pt")
     ours.learn(1)
     assert ours.alg.teacher_loaded
+
+
+def test_a_teacher_that_is_declared_loaded_still_comes_from_its_file(tmp_path):
+    """This is the README's snippet with its line on ``teacher_checkpoint``."""
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    algorithm.teacher_loaded = True
+    roll_out(algorithm, 0)
+    assert same_first_layer(algorithm.teacher, actor)
 
 
 def test_the_error_for_a_missing_checkpoint_names_both_ways_to_give_it():

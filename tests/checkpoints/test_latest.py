@@ -92,6 +92,20 @@ def test_a_file_that_is_deleted_while_a_folder_is_listed_is_left_out(tmp_path):
     assert latest_checkpoint(tmp_path) == tmp_path / "model_1.pt"
 
 
+class Code:
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
+    write(tmp_path, "model_1.pt")
+    checkpoint = {"iter": 2, "actor_state_dict": {"w": torch.ones(1)}, "x": Code()}
+    torch.save(checkpoint, tmp_path / "model_2.pt")
+    with pytest.warns(UserWarning, match=r"model_2\.pt.*holds .*print, expected"):
+        assert latest_checkpoint(tmp_path) == tmp_path / "model_1.pt"
+    assert capsys.readouterr().out == ""
+
+
 def test_the_last_written_file_of_an_iteration_is_the_latest(tmp_path):
     write(tmp_path, "model_4.pt", "safe_4.pt", "safe_3.pt")
     for name, time in (("model_4.pt", 2), ("safe_4.pt", 1), ("safe_3.pt", 3)):

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.checkpoints.describing import check_fits
+from rsl_tbptt.files import read_config
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -151,3 +152,10 @@ def test_a_teacher_of_ppo_is_compared_too():
     algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
     with pytest.raises(ValueError, match=r"teacher\.activation is ReLU, expected ELU"):
         algorithm.load(student, None, strict=True)
+
+
+def test_a_config_is_read_without_running_code(tmp_path):
+    (tmp_path / "agent.yaml").write_text(
+        "a: !!python/tuple [1, [2]]\nb: !!python/object/apply:os.mkdir [ran]\n"
+    )
+    assert read_config(tmp_path / "agent.yaml") == {"a": (1, [2]), "b": None}

@@ -16,8 +16,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.robot.export import export
+from rsl_tbptt.tools.robot.export import Recorded, export, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import BundlePolicy, torchscript, verify
 from rsl_tbptt.tools.run import read_run

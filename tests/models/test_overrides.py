@@ -15,7 +15,7 @@ from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import action_head, parts_of
-from rsl_tbptt.tools.robot.bundle import export_torchscript, onnx_model
+from rsl_tbptt.tools.robot.export import export_torchscript, onnx_model
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import run_torchscript
 

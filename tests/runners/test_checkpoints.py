@@ -104,6 +104,13 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_built(tmp_p
         TbpttDistillationRunner(None, {}, log_dir=str(tmp_path / "file" / "run"))
 
 
+def test_the_stock_check_for_a_teacher_still_holds():
+    runner = make_runner()
+    runner.alg.teacher_loaded = False
+    with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
+        runner.learn(1)
+
+
 def test_numbering_of_iterations_continues_after_a_resume(tmp_path):
     make_runner(tmp_path).learn(3)
     resumed = make_runner(tmp_path)
@@ -248,6 +255,14 @@ def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
     runner.learn(1)
     assert names(tmp_path) == ["model_8.pt"]
     assert names(tmp_path / "run") == ["mine.pt", "model_1.pt"]
+
+
+def test_a_resumed_run_deletes_files_of_the_run_before(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(3)
+    resumed = make_runner(tmp_path, keep_last=2)
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(2)
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
 
 
 def test_files_in_unreadable_notes_are_kept(tmp_path):

@@ -21,7 +21,9 @@ from support.safe_runs import (
     names,
     send,
 )
+from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.find_nan import check_nan
 from rsl_tbptt.checkpoints import writing
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint
@@ -245,6 +247,14 @@ def test_iterations_before_a_failed_step_are_kept(tmp_path):
     assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
 
 
+def test_an_existing_file_is_not_written_again(tmp_path):
+    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 1: die}))
+    with pytest.raises(RuntimeError, match="the simulator died"):
+        runner.learn(2)
+    file = torch.load(tmp_path / "model_0.pt", weights_only=True)
+    assert "generators" in file["rsl_tbptt_runner"]["resume"]
+
+
 def test_an_error_is_raised_even_if_nothing_can_be_saved(tmp_path, monkeypatch):
     env = DisturbedEnv({2 * STEPS + 1: die})
     runner = make_runner(tmp_path, env=env, save_interval=100)
@@ -302,7 +312,22 @@ def test_training_can_continue_after_nan_has_ended_it(kind):
     assert any(not torch.equal(before[key], value) for key, value in after.items())
 
 
+def test_the_update_names_nan_that_no_step_check_finds():
+    runner = sick_run("ppo", non_finite="raise")
+    runner.alg.step_checks.nan = False
+    with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step"):
+        runner.learn(4)
+
+
 @pytest.mark.parametrize("name", ["rewards", "dones"])
 def test_nan_in_other_results_of_a_step_is_named(name):
     with pytest.raises(ValueError, match=rf"gave NaN in {name} of environments \[2\]: repair"):
         sick_run("ppo", name, non_finite="raise").learn(2)
+
+
+def test_nan_in_an_image_is_named_in_any_memory_layout():
+    images = torch.zeros(3, 2, 4, 5).to(memory_format=torch.channels_last)
+    images[1, 0, 2, 3] = torch.nan
+    obs = TensorDict({"camera": images}, batch_size=[3])
+    with pytest.raises(ValueError, match=r"group 'camera' of environments \[1\]: repair"):
+        check_nan(obs, torch.zeros(3), torch.zeros(3))

@@ -233,6 +233,20 @@ def test_saving_what_was_loaded_keeps_the_state_to_resume(tmp_path):
     assert other["num_iterations"] == one["num_iterations"] == 2
 
 
+def test_with_another_number_of_ranks_the_warning_names_replay_buffers(tmp_path):
+    make(tmp_path, "run", "with a replay buffer").learn(2)
+    path = tmp_path / "run" / "model_1.pt"
+    file = torch.load(path, weights_only=True)
+    own = file["rsl_tbptt_runner"]
+    buffer = file["rsl_tbptt"]["buffer"]
+    own["resume_of_ranks"] = [own.pop("resume"), {"counters": {}, "buffer": buffer}]
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", "with a replay buffer")
+    resumed.load(str(path))
+    with pytest.warns(UserWarning, match="all ranks continue with the replay buffer of the first"):
+        resumed.learn(1)
+
+
 def test_the_remaining_time_counts_the_iterations_before_a_resume(tmp_path, monkeypatch):
     starts, log = [], Logger.log
 
@@ -297,6 +311,52 @@ def test_rnd_continues_under_rsl_rls_own_runner(tmp_path):
     one, other = (r.alg.rnd.get_intrinsic_reward(obs) for r in (trained, resumed))
     assert torch.equal(one, other)
     assert trained.alg.rnd.weight == resumed.alg.rnd.weight < 5.0
+
+
+def test_only_the_requested_parts_of_rnd_are_loaded(tmp_path):
+    trained = make(tmp_path, None, "rnd")
+    trained.learn(1)
+    other = make(tmp_path, None, "rnd")
+    other.alg.load(trained.alg.save(), {"critic": True}, strict=True)
+    assert other.alg.rnd.update_counter == 0
+    assert other.alg.rnd.reward_normalizer.disc_avg.avg is None
+    other.alg.load(trained.alg.save(), {"rnd": True}, strict=True)
+    assert other.alg.rnd.update_counter == 6
+
+
+def test_returns_start_again_after_a_checkpoint_without_those_of_rnd(tmp_path):
+    make(tmp_path, "run", "rnd", num_steps_per_env=3).learn(3)
+    path = tmp_path / "run" / "model_2.pt"
+    file = torch.load(path, weights_only=True)
+    episodes = file["rsl_tbptt_runner"]["resume"]["episodes"]
+    for name in ("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"):
+        del episodes[name]
+    file["rsl_tbptt_runner"]["resume"]["environment"]["episode_length"].zero_()
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", "rnd", num_steps_per_env=3)
+    resumed.load(str(path))
+    resumed.learn(1)  # no episode ends; rsl_rl logs all means or none
+    assert len(resumed.logger.rewbuffer) == len(resumed.logger.erewbuffer) == 0
+
+
+def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
+    steps = iter(range(15))
+
+    def broken(actions):
+        next(steps)  # until no entry is left
+        return step(actions)
+
+    make(tmp_path, "whole", "rnd").learn(2)
+    runner = make(tmp_path, "broken", "rnd")
+    step, runner.env.step = runner.env.step, broken
+    with pytest.raises(StopIteration):
+        runner.learn(3)
+    one, other = (
+        torch.load(tmp_path / folder / "model_1.pt", weights_only=True)
+        for folder in ("whole", "broken")
+    )
+    assert_same(other["rnd_state_dict"], one["rnd_state_dict"])
+    assert_same(other["rsl_tbptt"]["rnd"], one["rsl_tbptt"]["rnd"])
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,13 @@ def test_the_iteration_of_a_teacher_is_not_loaded(tmp_path):
     assert names(tmp_path) == ["safe_0.pt"]
 
 
+def test_the_other_ranks_write_nothing(tmp_path):
+    runner = make_stock(tmp_path, "ppo", 1)
+    runner.alg.gpu_global_rank = 1
+    runner.learn(1)
+    assert names(tmp_path) == []
+
+
 def test_nothing_is_written_or_handled_without_the_option(tmp_path):
     before = handlers()
     make_stock(tmp_path, "ppo", None).learn(1)
@@ -213,6 +220,20 @@ def test_a_second_training_restores_the_handlers_from_before_both(tmp_path):
     with pytest.raises(SystemExit):
         make_stock(tmp_path, "distillation", 100, at={3: send(signal.SIGTERM)}).learn(2)
     assert handlers() == before
+
+
+def test_a_second_signal_ends_at_once(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def again():
+        now[0] = 2.0
+        signal.raise_signal(signal.SIGINT)
+
+    at = {STEPS + 2: send(signal.SIGTERM), STEPS + 4: again}
+    with pytest.raises(KeyboardInterrupt):
+        make_stock(tmp_path, "ppo", 100, at=at).learn(5)
+    assert names(tmp_path) == ["safe_0.pt"]
 
 
 def test_a_runner_of_this_package_handles_signals_itself(tmp_path):

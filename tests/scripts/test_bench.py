@@ -11,6 +11,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.scan.layers import tf32_in_layers, tf32_in_products
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
+from scripts.benchmark import memory, suite
 from scripts.benchmark.case import (
     LIBRARIES,
     Case,
@@ -31,14 +32,18 @@ def run(monkeypatch, *options):
     args.measure(args)
 
 
-def test_one_table_shows_time_and_memory(monkeypatch, capsys):
+def test_one_report_shows_time_and_memory(monkeypatch, capsys):
+    for module in (suite, memory):
+        monkeypatch.setattr(module, "in_own_process", lambda call, *arguments: call(*arguments))
     run(monkeypatch, *FEW, "--num-mini-batches=2", "--rnn-num-layers=2", "--memory")
-    assert "PPO, 2 layers of LSTM-8, float32, N=8, T=4" in (printed := capsys.readouterr().out)
+    row = r"^\| PPO, 2 layers of LSTM-8, float32, N=8, T=4, K=4, done rate 0\.05 \|"
+    printed = capsys.readouterr().out
     assert f"torch {torch.__version__.split('+')[0]}" in printed
     assert re.search(
-        r"^\| time of `update\(\)` +\|( [\d.]+ ms +\|){2} [\d.]+ \([^|]+\) +\|$", printed, re.M
+        rf"{row}( [\d.]+ ms \|){{2}} [\d.]+ \| [\d.]+ to [\d.]+ \| - \|$", printed, re.M
     )
-    assert re.search(r"^\| memory of `update\(\)` +\|( \d+ MB +\|){2} [\d.]+ +\|$", printed, re.M)
+    assert re.search(rf"{row}( \d+ MB \|){{2}} [\d.]+ \| - \|$", printed, re.M)
+    assert "Targets" not in printed
 
 
 @pytest.mark.parametrize(

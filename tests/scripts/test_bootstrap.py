@@ -160,14 +160,9 @@ def test_extra_releases_do_not_change_the_environment(machine):
     machine.put_uv()
     (machine.bin / "grep").symlink_to(shutil.which("grep"))
     (machine.checkout / "constraints.txt").write_text("numpy==1\ntorch==2\ntorchvision==3\n")
-    for command in ("rsl_rl 5.0.1", "torch 2.15.0", "libtorch 2.3.0", "peers"):
+    for command in ("rsl_rl 5.0.1", "torch 2.15.0", "libtorch 2.3.0"):
         assert machine.run(*command.split()).returncode == 0
-    rsl_rl, torch, libtorch, peers = machine.calls("uv pip install")
+    rsl_rl, torch, libtorch = machine.calls("uv pip install")
     assert "--no-deps --target .rsl_rl/5.0.1 rsl-rl-lib==5.0.1" in rsl_rl
     assert "--target .torch/2.15.0 --constraint - torch==2.15.0" in torch
     assert "--no-deps --target .libtorch/2.3.0 torch==2.3.0 nvidia-" in libtorch
-    install, packages = peers.split(" --target .peers ")
-    assert "--no-deps" in install
-    pinned = dict(package.split("==") for package in packages.split())
-    assert {"torchrl", "sb3-contrib", "skrl"} <= set(pinned)
-    assert not {"torch", "tensordict", "numpy"} & set(pinned)

@@ -9,12 +9,11 @@ import pytest
 import yaml
 
 from rsl_tbptt.files import write_json
-from scripts.figures import PALETTE, policy_styles
 from scripts.pipeline import curves
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
+from scripts.pipeline.figure import PALETTE, band, policy_styles
 from scripts.pipeline.learning import (
     Learning,
-    band,
     compare,
     converged_after,
     format_markdown,

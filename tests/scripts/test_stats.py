@@ -4,7 +4,7 @@ from scripts.ci.stats import ROOT, sizes, table
 
 GROWTH = 1.02
 """How far a size may exceed the table's; `python -m scripts.ci.stats --write` renews that."""
-LONGEST_FUNCTION = 67  # to become 60
+LONGEST_FUNCTION = 60
 
 ALGORITHM = '''"""Two lines
 of docstring."""

@@ -96,8 +96,6 @@ def _constructed(
     instance = algorithm(policy, device="cpu", **options, multi_gpu_cfg=None)
     obs = make_obs(num_envs, torch.Generator())  # leaves the networks' random numbers alone
     instance.init_storage(training_type, num_envs, num_steps, obs, [ACTION_DIM])
-    if hasattr(instance, "health_log"):
-        instance.algorithm.health_log = None  # no runner logs in these tests
     policy.train()
     return instance
 

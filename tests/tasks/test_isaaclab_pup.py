@@ -16,7 +16,7 @@ pytestmark = [
 TASK = "Tbptt-Velocity-Flat-Pup"
 JOINTS = ("hip", "knee")
 LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
-TOTAL_MASS = 2.8  # kg
+TOTAL_MASS, MOST_PAYLOAD = 2.8, 1.0  # kg
 MOST_PULL = 6.0  # N
 CONTROL_STEP, GRAVITY = 0.02, 9.81  # s, m/s^2
 SEGMENT, FOOT_RADIUS = 0.09, 0.015  # m: thigh and shank are equally long
@@ -143,6 +143,8 @@ def measure(env):
     still = observe()
     place(roll=0.5)
     tilted = observe()
+    place()
+    noise = torch.stack([observe(seed)["policy"] for seed in range(100)])
     place(linear=0.5, joint=0.5)
     moving = observe()
     return {
@@ -154,6 +156,7 @@ def measure(env):
         "falling": fall_freely(),
         "increments": ask_again(),
         "moving": moving,
+        "noise": noise.std(0).mean(0),
         "steps": torch.stack(observe_steps()),
         "trot": {
             "stands in mid-swing": trot_reward(5),
@@ -181,6 +184,15 @@ def test_robots_stay_where_they_are_placed(seen):
     assert max(heights) < 0.16
     assert max(standing["speed"]) < 0.02
     assert max(standing["drift"]) < 0.03
+
+
+def test_payload_and_motors_differ_within_their_range(seen):
+    assert len(set(seen["mass"])) == NUM_ENVS
+    assert TOTAL_MASS - 1e-5 <= min(seen["mass"]) < TOTAL_MASS + 0.1
+    assert TOTAL_MASS + MOST_PAYLOAD - 0.1 < max(seen["mass"]) <= TOTAL_MASS + MOST_PAYLOAD + 1e-5
+    stiffness = [value for robot in seen["stiffness"] for value in robot]
+    assert 0.4 * STIFFNESS - 1e-4 <= min(stiffness) < 0.44 * STIFFNESS
+    assert 1.56 * STIFFNESS < max(stiffness) <= 1.6 * STIFFNESS + 1e-4
 
 
 def test_checkpoints_describe_the_robot_as_built_and_not_as_randomised(seen):
@@ -217,6 +229,11 @@ def test_student_sees_no_velocity_and_the_teacher_does(seen):
     changed = [i for i in range(len(still)) if still[i] != moving[i]]
     assert changed == [0, *range(20, 28)]
     assert moving[0] == pytest.approx([2.0 * 0.5] * NUM_ENVS, abs=1e-4)
+
+
+def test_student_noise_has_the_configured_size(seen):
+    expected = [0.25 * 0.02] * 3 + [0.002] * 3 + [0.0] * 3 + [0.005] * 8 + [0.0] * 2
+    assert seen["noise"] == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +315,6 @@ def test_pull_differs_within_its_range_and_acts_as_the_teacher_sees(seen):
 def test_teacher_sees_payload_and_motors(seen):
     teacher = columns(seen["still"]["teacher"])
     trunks = [mass - (TOTAL_MASS - 2.0) for mass in seen["mass"]]
-    assert len(set(trunks)) == NUM_ENVS
     assert teacher[36] == pytest.approx(trunks, abs=1e-4)
     for seen_by_teacher, stiffness in zip(teacher[37:45], columns(seen["stiffness"]), strict=True):
         assert seen_by_teacher == pytest.approx([0.1 * value for value in stiffness])

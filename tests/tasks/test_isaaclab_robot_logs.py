@@ -11,7 +11,7 @@ from support.isaaclab_process import look_at
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
@@ -251,7 +251,7 @@ def test_degrees_are_a_failure(robot, tmp_path):
 
 
 @pytest.mark.parametrize("stands", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed, stands):
     log = run(robot, seed, stands=stands)
     assert faults_of(robot, log, tmp_path) == []

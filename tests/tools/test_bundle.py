@@ -22,8 +22,8 @@ from tensordict import TensorDict
 from rsl_tbptt.deploy import Policy, groups_in, join
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.robot.bundle import Recorded, export_torchscript, write_bundle
 from rsl_tbptt.tools.robot.c_code import run_c
+from rsl_tbptt.tools.robot.export import Recorded, export_torchscript, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.verify import check_trust, run_onnx, verify
 

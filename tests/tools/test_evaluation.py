@@ -16,7 +16,7 @@ from rsl_tbptt.tools.simulate.evaluate import (
     run_first_episodes,
     summarise,
 )
-from rsl_tbptt.tools.simulate.heads import WatchedHeads
+from rsl_tbptt.tools.simulate.policies import WatchedHeads
 
 LENGTHS = [2, 5, 3]
 

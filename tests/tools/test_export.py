@@ -22,13 +22,12 @@ from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.commands.commands import image_size
-from rsl_tbptt.tools.robot import bundle
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot import export as bundle
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 from rsl_tbptt.tools.robot.verify import BundlePolicy, largest_difference, read_golden, verify
-from rsl_tbptt.tools.simulate.heads import saved_heads
-from rsl_tbptt.tools.simulate.policies import groups_of, split_into_groups
+from rsl_tbptt.tools.simulate.policies import groups_of, saved_heads, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -126,6 +125,19 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     assert max(verify(out, [out]).values()) < TOLERANCE
     np.savez(out / "golden.npz", **{**golden, "reset": np.arange(30) == 0})
     assert [value > 10 * TOLERANCE for value in verify(out, [out]).values()] == [kind != "mlp"] * 2
+
+
+def test_the_checkpoint_is_read_once(tmp_path, monkeypatch):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    read, load = [], torch.load
+
+    def noted(file, *args, **options):
+        read.append(file)
+        return load(file, *args, **options)
+
+    monkeypatch.setattr(torch, "load", noted)
+    assert run_export(checkpoint, tmp_path / "out", "--steps", "4") == 0
+    assert len(read) == 1
 
 
 OWN_DISTRIBUTION = """

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rsl_tbptt.files import entry, output_path, read_config, write_json
+from rsl_tbptt.files import complete, entry, output_path, read_config, write_json
 
 
 def test_json_is_complete_or_as_before(tmp_path):
@@ -15,6 +15,16 @@ def test_json_is_complete_or_as_before(tmp_path):
         write_json(path, {"a": object()})
     assert path.read_text() == '{\n "a": 1\n}\n'
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_is_replaced_when_all_is_written(tmp_path):
+    path = tmp_path / "folder" / "model.onnx"
+    for text in ("old", "new"):
+        with complete(path) as unfinished:
+            unfinished.write_text(text)
+            assert unfinished.suffix == ".onnx"
+    assert path.read_text() == "new"
+    assert [*path.parent.iterdir()] == [path]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
@@ -43,6 +53,21 @@ def test_a_file_system_that_cannot_sync_folders_does_not_fail_the_write(tmp_path
     assert (tmp_path / "value.json").read_text() == "1\n"
 
 
+def half_written(path):
+    with complete(path) as unfinished:
+        unfinished.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        half_written(path)
+    assert path.read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 @pytest.mark.parametrize("name", ["exported", "evaluation.json"])
 def test_results_replace_nothing_at_the_default_place(tmp_path, name):
     default = tmp_path / "run" / name
@@ -53,6 +78,11 @@ def test_results_replace_nothing_at_the_default_place(tmp_path, name):
         assert path.parent.is_dir()
         (path if suffix else path / "policy.onnx").write_text("kept")
     assert output_path(default, tmp_path / "other" / name) == default
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    (tmp_path / "exported").mkdir()
+    assert output_path(None, tmp_path / "exported") == tmp_path / "exported"
 
 
 OTHERS = {

@@ -7,7 +7,7 @@ from support.inside import networks_of_heads
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.models.one_step import recorded_latents
-from rsl_tbptt.tools.simulate.heads import WatchedHeads
+from rsl_tbptt.tools.simulate.policies import WatchedHeads
 
 DELAY = 2
 HEADS = {

@@ -205,6 +205,36 @@ def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
     assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
 
 
+def test_a_group_that_is_held_excuses_no_other():
+    def step(state, obs):
+        held, action = holds_the_start(state[:, :6], obs)
+        poison = torch.maximum(state[:, 6:], (obs["b"].abs() > 20).float())
+        return torch.cat((held, poison), dim=1), action + 3.0 * poison
+
+    b = torch.randn(T, N, 1, generator=torch.Generator().manual_seed(2))
+    _, (finding,) = judge_memory(measured(HandMade(7, step), *rollout(b=b)))
+    assert finding.startswith("An outlier in 'b' stays")
+
+
+def test_lags_of_too_few_environments_are_not_measured():
+    obs, starts = rollout(episode=20)
+    starts = torch.where(torch.arange(N) < 7, torch.arange(T)[:, None] == 0, starts)
+    found = measured(HandMade(6, holds_the_start), obs, starts)
+    assert 15 <= found["tail"]["steps"] == found["tail"]["observed"] < 20
+
+
+def test_measuring_builds_no_graphs():
+    gain = torch.nn.Parameter(torch.ones(()))
+    states = []
+
+    def step(state, obs):
+        states.append(gain * obs["a"])
+        return states[-1], states[-1]
+
+    measured(HandMade(1, step))
+    assert not any(state.requires_grad for state in states)
+
+
 def test_episodes_end_what_can_be_observed():
     """A memory of the whole episode is no poison, even if an outlier stays until its end."""
     found = measured(HandMade(5, latch), *rollout(episode=8))

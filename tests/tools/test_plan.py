@@ -204,6 +204,10 @@ WRONG = {
 }
 
 
+class Normalised(nn.Module):
+    """What a user's model may have in it."""
+
+
 @pytest.mark.parametrize(("line", "message"), WRONG.items(), ids=WRONG.keys())
 def test_what_cannot_be_planned_is_said_in_one_line(folder, monkeypatch, capsys, line, message):
     stock = PPO | {"algorithm": {"class_name": "PPO"}}
@@ -243,6 +247,25 @@ def test_a_checkpoint_brings_task_agent_and_environment(folder):
     assert planned(folder / "model_0.pt", platform_name="rsl_rl", task="m:f").task.task == "m:f"
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"actor": {**MODEL, "class_name": "os:path.join"}},
+        {"actor": {**MODEL, "distribution_cfg": {"class_name": "rsl_rl.utils:git.Repo"}}},
+        {"algorithm": {**PPO["algorithm"], "symmetry_cfg": {"data_augmentation_func": "a-b:c.d"}}},
+        {"teacher": {"teachers": [{"cfg": {"class_name": "resolve_callable"}}]}},
+    ],
+    ids=str,
+)
+def test_a_runs_config_cannot_name_code_of_others(folder, section):
+    (folder / "params").mkdir()
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(PPO | section))
+    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    (folder / "model_0.pt").touch()
+    with pytest.raises(ValueError, match=r"names '.*' as .*, expected a class of rsl_rl or this"):
+        planned(folder / "model_0.pt")
+
+
 def test_names_of_runs_and_files_are_not_taken_for_code(folder):
     (folder / "params").mkdir()
     names = {"load_checkpoint": "model_100.pt", "run_name": "student_v1.2"}
@@ -261,6 +284,6 @@ def test_the_task_is_looked_for_on_the_platform_that_is_installed(monkeypatch):
     )
     what = planned(None, task="Tbptt-T")
     assert what.agent == {"of": Trained("Tbptt-T", "rsl_rl_cfg_entry_point")}
-    monkeypatch.setattr("rsl_tbptt.tools.machine.versions", lambda names: dict.fromkeys(names))
+    monkeypatch.setattr("rsl_tbptt.tools.simulate.plan.installed_version", lambda name: None)
     with pytest.raises(ValueError, match="Neither Isaac Lab nor mjlab is installed"):
         planned(None, task="T")

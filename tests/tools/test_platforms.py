@@ -17,6 +17,7 @@ from rsl_tbptt.tools.platforms import (
     PLATFORMS,
     Simulation,
     Trained,
+    child_environment,
     executable,
     load_platform,
     platform_of,
@@ -72,6 +73,17 @@ def test_a_note_that_is_none_of_rsl_rl_is_named(checkpoint, text):
     (checkpoint.parent / "run.json").write_text(text)
     with pytest.raises(ValueError, match=r"run\.json.* (as Isaac Lab's note|library is 'skrl')"):
         isaaclab.find_trained(checkpoint)
+
+
+def test_isaac_lab_plays_with_the_task_and_agent(checkpoint):
+    command = isaaclab.play_command(
+        Trained("Tbptt-T", "a"), checkpoint, num_envs=3, device="cuda:1"
+    )
+    assert command == [
+        *("isaaclab", "play", "--rl_library", "rsl_rl", "--task", "Tbptt-T", "--agent", "a"),
+        *("--checkpoint", str(checkpoint), "--num_envs", "3"),
+        *("physics=newton_mjwarp", "--device", "cuda:1", "agent.device=cuda:1"),
+    ]
 
 
 AGENTS = {
@@ -179,6 +191,11 @@ def test_a_function_that_is_not_there_is_named(maker, name):
         simulated(rsl_rl_alone, name).__enter__()
 
 
+def test_what_the_users_module_lacks_is_its_own_matter(maker):
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        simulated(rsl_rl_alone, "needs_more:make").__enter__()
+
+
 class Drawing:
     """Draws its first observation."""
 
@@ -194,6 +211,12 @@ class Resetting(Drawing):
 
     def reset(self):
         self.episode_length_buf.zero_()
+
+
+def test_the_same_seed_starts_the_same_episodes():
+    first, second = (rsl_rl_alone.restart(Drawing(), 5)["policy"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, rsl_rl_alone.restart(Drawing(), 6)["policy"])
 
 
 def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
@@ -319,6 +342,19 @@ def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
         assert built[0] == EnvCfg(decimation=8, seed=5, scene=Section(num_envs=2))
 
 
+def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert child_environment("cpu")["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in child_environment("cuda:0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert child_environment("cpu")["OMP_NUM_THREADS"] == "8"
+
+
+def test_missing_program_names_the_remedy():
+    with pytest.raises(FileNotFoundError, match=r"isaaclab extra.*mjlab extra"):
+        executable(["no-such-program"])
+
+
 def test_a_program_is_looked_for_beside_this_python_then_on_the_path(tmp_path, monkeypatch):
     beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
     for folder in (beside, elsewhere):
@@ -329,5 +365,3 @@ def test_a_program_is_looked_for_beside_this_python_then_on_the_path(tmp_path, m
     assert executable(["isaaclab", "train"]) == [str(beside / "isaaclab"), "train"]
     (beside / "isaaclab").unlink()
     assert executable(["isaaclab", "train"]) == [str(elsewhere / "isaaclab"), "train"]
-    with pytest.raises(FileNotFoundError, match=r"isaaclab extra.*mjlab extra"):
-        executable(["no-such-program"])

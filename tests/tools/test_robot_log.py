@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.commands.cli import main
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 from rsl_tbptt.tools.robot.robot_program import usual_orders

@@ -46,6 +46,10 @@ def findings(run, capsys):
     return wrong
 
 
+def test_a_healthy_ppo_run_is_passed(tmp_path, capsys):
+    assert findings(train_ppo(tmp_path), capsys) == []
+
+
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_a_healthy_student_is_passed(tmp_path, capsys, normalizes):
     student = {"obs_normalization": normalizes}
@@ -203,6 +207,19 @@ def test_the_newest_checkpoint_is_looked_at(tmp_path, capsys):
     (tmp_path / "model_11.pt").write_bytes(b"half of it")
     (found,) = findings(tmp_path, capsys)
     assert "model_11.pt' cannot be read" in found
+
+
+class Evil:
+    """Runs code if a checkpoint is unpickled without checks."""
+
+    def __reduce__(self):
+        return (print, ("code of the checkpoint ran",))
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path, capsys):
+    torch.save({"actor_state_dict": Evil()}, tmp_path / "model_0.pt")
+    assert main(["doctor", str(tmp_path)]) == 1
+    assert "code of the checkpoint ran" not in capsys.readouterr().out
 
 
 def test_a_damaged_config_is_named(tmp_path, capsys):

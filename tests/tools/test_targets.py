@@ -20,11 +20,11 @@ from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.commands import commands
-from rsl_tbptt.tools.robot.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.robot.c_code import Exported
+from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
-from rsl_tbptt.tools.robot.rl_sar import rl_sar_config
-from rsl_tbptt.tools.robot.runtime_configs import unitree_config, write_config
-from rsl_tbptt.tools.robot.targets import TARGETS, Exported
+from rsl_tbptt.tools.robot.runtime_configs import rl_sar_config, unitree_config, write_config
+from rsl_tbptt.tools.robot.targets import TARGETS
 from rsl_tbptt.tools.robot.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit")]

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.extensions.imitation import Imitation
-from rsl_tbptt.algorithms.option_checks import warn_all
-from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.extensions.imitation import Imitation, ImitationOptions
+from rsl_tbptt.algorithms.option_checks import count, positive, warn_all
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel
+
+
+@dataclass(kw_only=True)
+class FineTuningOptions(ImitationOptions):
+    """Options of :class:`FineTuning`."""
+
+    student_action_std: Annotated[float | None, positive()] = None
+    """Standard deviation of the actions after a student became the actor; None keeps its own."""
+
+    critic_warmup_iterations: Annotated[int, count(0)] = 0
+    """Updates that train the critic alone, after a distilled student became the actor."""
 
 
 class FineTuning(Extension):
@@ -30,7 +41,12 @@ class FineTuning(Extension):
     name = "fine_tuning"
 
     def __init__(
-        self, actor: MLPModel, options: PpoOptions, imitation: Imitation, *, is_first_rank: bool
+        self,
+        actor: MLPModel,
+        options: FineTuningOptions,
+        imitation: Imitation,
+        *,
+        is_first_rank: bool,
     ) -> None:
         """Take the actor that a student may become.
 

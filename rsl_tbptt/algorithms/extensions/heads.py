@@ -16,7 +16,14 @@ from torch import distributed, nn
 from rsl_tbptt.algorithms.behavior_losses import own_loss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
-from rsl_tbptt.algorithms.option_checks import Rule, are_integers, count, parse_fields, positive
+from rsl_tbptt.algorithms.option_checks import (
+    OptionGroup,
+    Rule,
+    are_integers,
+    count,
+    parse_fields,
+    positive,
+)
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -125,6 +132,17 @@ def parse_heads(auxiliary: Mapping[str, Any] | None) -> dict[str, HeadOptions]:
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
         parsed[name] = parse_fields(HeadOptions, values, head, prefix=f"{head}.")
     return parsed
+
+
+@dataclass(kw_only=True)
+class HeadsOptions(OptionGroup):
+    """The option of an algorithm with auxiliary heads."""
+
+    auxiliary: dict[str, Any] | None = None
+    """Auxiliary heads by name: each predicts a quantity from the model's latent.
+
+    See docs/howto/auxiliary_heads.md.
+    """
 
 
 class Targets:

@@ -11,8 +11,8 @@ whichever curriculum or terrain they stand on. The normaliser sees them, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -21,24 +21,38 @@ from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BEHAVIOR
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.weights import or_one
 from rsl_tbptt.algorithms.health import HELD_OUT, RETURN, RETURN_ERROR, explained
-from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.option_checks import OptionGroup, count
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Batch, Labels, Rollout
 
-if TYPE_CHECKING:  # both know which environments train
-    from rsl_tbptt.algorithms.replay_buffer import Experience
-    from rsl_tbptt.algorithms.student import Student
-
 _MISSING, _ERROR = f"{HELD_OUT}missing", "error"
+
+
+@dataclass(kw_only=True)
+class HeldOutOptions(OptionGroup):
+    """The option of :class:`HeldOut`."""
+
+    held_out_envs: Annotated[int | None, count(0)] = None
+    """Environments of each process that enter no loss and no buffer, for ``held_out/`` metrics.
+
+    None means 2 %, at least 8; 0 below 256.
+    """
+
+    def num_held_out(self, num_envs: int) -> int:
+        """Return how many of a process's environments are held out; at least one trains."""
+        number = self.held_out_envs
+        if number is None:
+            number = max(8, round(0.02 * num_envs)) if num_envs >= 256 else 0
+        return min(number, num_envs - 1)
 
 
 class HeldOut(Extension):
     """Measures the policy that acts, on environments that it is not trained on."""
 
-    def __init__(self, options: DistillationOptions, storage: RolloutStorage, ranks: Ranks) -> None:
+    def __init__(self, options: HeldOutOptions, storage: RolloutStorage, ranks: Ranks) -> None:
         """Choose the environments, evenly spaced: terrains are laid out by index.
 
         Args:
@@ -73,8 +87,8 @@ class HeldOut(Extension):
     @torch.no_grad()
     def measure(
         self,
-        student: Student,
-        experience: Experience,
+        student: Any,
+        experience: Any,
         rollout: Rollout,
         states: HiddenState,
         ends: HiddenState,
@@ -82,8 +96,8 @@ class HeldOut(Extension):
         """Replay the held-out environments with the policy that acted, before an update.
 
         Args:
-            student: The student's replay and loss.
-            experience: Knows the columns of the environments.
+            student: The :class:`Student`, with its replay and loss.
+            experience: The :class:`Experience`, which knows the columns of the environments.
             rollout: The rollout that ``Experience.take`` returned.
             states: The states before it. Shape: (L, C + N, H), or a pair of them.
             ends: Receives the states after the rollout. Shape: (L, N, H), or a pair of them.

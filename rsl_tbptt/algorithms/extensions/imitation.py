@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 import torch
 from rsl_rl.env import VecEnv
@@ -14,8 +15,7 @@ from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.policy_losses import labels_of
+from rsl_tbptt.algorithms.option_checks import OptionGroup, count, positive
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
@@ -30,10 +30,75 @@ from rsl_tbptt.models.controller import (
 from rsl_tbptt.models.teacher_group import (
     SelectedTeachers,
     check_teacher,
+    load_teacher,
     models_by_role,
-    read_teacher,
 )
 from rsl_tbptt.user_functions import values_with_gradient
+
+
+@dataclass(kw_only=True)
+class ImitationOptions(OptionGroup):
+    """Options of :class:`Imitation`."""
+
+    teacher_cfg: dict[str, Any] | None = None
+    """Model of a teacher that the actor imitates: ``"class_name"`` and its arguments.
+
+    See docs/howto/finetune.md.
+    """
+
+    teacher_checkpoint: str | None = None
+    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
+
+    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
+    with a teacher.
+    """
+
+    teacher_coef: Annotated[float, positive(0)] = 0.0
+    """Weight of the imitation loss; 0 disables imitation."""
+
+    teacher_loss: Literal["kl", "mse", "nll"] = "kl"
+    """Imitation loss: ``"kl"`` from the teacher, ``"mse"`` of means, ``"nll"`` of its action."""
+
+    teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
+    """How ``teacher_coef`` falls: ``"linear"``, ``"exponential"``, or as the ``"return"`` rises.
+
+    See docs/howto/finetune.md.
+    """
+
+    teacher_coef_end: Annotated[float, positive(0)] = 0.0
+    """Weight at the end of the schedule; above 0 with ``"exponential"``."""
+
+    teacher_updates: Annotated[int | None, count()] = None
+    """Updates, after the critic's warm-up, over which the weight falls; None keeps it constant."""
+
+    teacher_return: Annotated[float | None, positive()] = None
+    """Mean return, without RND's rewards, at which ``"return"`` reaches ``teacher_coef_end``."""
+
+    def check_together(self) -> Iterator[str]:
+        """Check options that only work together; see the base class."""
+        yield from super().check_together()
+        schedule, endless = self.teacher_schedule, self.teacher_updates is None
+        if self.teacher_coef == 0:
+            names = (field.name for field in fields(ImitationOptions))
+            of_teacher = " ".join(name for name in names if name != "teacher_coef")
+            yield from self.without_effect(of_teacher, "teacher_coef")
+            return
+        if self.teacher_cfg is None:
+            self.refuse("teacher_coef teacher_cfg", "both: imitation needs the teacher's model")
+        if self.teacher_coef_end > self.teacher_coef:
+            expected = f"at most teacher_coef, {self.teacher_coef}: the teacher's weight falls"
+            self.refuse("teacher_coef_end", expected)
+        if schedule == "exponential" and (endless or self.teacher_coef_end == 0):
+            expected = "a positive number and a count with teacher_schedule 'exponential'"
+            self.refuse("teacher_coef_end teacher_updates", expected)
+        if schedule == "return":
+            if self.teacher_return is None:
+                self.refuse("teacher_return", "a positive number with teacher_schedule 'return'")
+            yield from self.without_effect("teacher_updates", "another teacher_schedule")
+        else:
+            yield from self.without_effect("teacher_return", "teacher_schedule='return'")
+            if endless:
+                yield from self.without_effect("teacher_coef_end", "teacher_updates")
 
 
 class Imitation(Extension):
@@ -57,13 +122,24 @@ class Imitation(Extension):
     name = "imitation"
 
     def __init__(
-        self, actor: MLPModel, options: PpoOptions, storage: RolloutStorage, ranks: Ranks
+        self,
+        actor: MLPModel,
+        options: ImitationOptions,
+        storage: RolloutStorage,
+        ranks: Ranks,
+        waits: Callable[[], bool],
     ) -> None:
-        """Take the imitating actor, the storage of rollouts, and the ranks that train together."""
+        """Set up the schedule; the teacher's model is set later.
+
+        Args:
+            actor: The imitating actor.
+            options: Loss, weight and schedule.
+            storage: The storage of rollouts.
+            ranks: The ranks that train together.
+            waits: Returns whether the schedule waits in this update.
+        """
         self._actor, self._options, self._storage = actor, options, storage
-        self._ranks = ranks
-        self.waits: Callable[[], bool] = lambda: False
-        """Whether the schedule waits in this update; set by the algorithm."""
+        self._ranks, self._waits = ranks, waits
         self.model: MLPModel | None = None
         """The teacher, whatever its weight; None before it is set."""
         self.is_loaded = False
@@ -170,7 +246,7 @@ class Imitation(Extension):
 
     def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the recorded values as labels."""
-        return labels_of("teacher", self.params())
+        return {f"teacher_param_{index}": each for index, each in enumerate(self.params())}
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return the recorded values by their names for a user."""
@@ -199,7 +275,7 @@ class Imitation(Extension):
 
     def advance(self, metrics: dict[str, float]) -> None:
         """Advance the schedule unless it waits; turn the update's metrics into those to log."""
-        waits = self.waits()
+        waits = self._waits()
         if self.teacher is None:
             del metrics["teacher"]
         if self._options.teacher_coef > 0:
@@ -235,17 +311,13 @@ class Imitation(Extension):
                     f"teacher_checkpoint is '{path}', expected None with several teachers: each has"
                     " its own file, 'checkpoint' in teacher_cfg.teachers."
                 )
-            self.model.load_checkpoints()
         elif path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
                 " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
                 " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
-        else:
-            obs = self._storage.observations
-            state_dict = read_teacher(self.model, path, "teacher", obs, _advice)
-            self.model.load_state_dict(state_dict)
+        load_teacher(self.model, path, self._storage.observations, _advice)
         self.is_loaded = True
 
     def state_dict(self) -> dict[str, Any]:

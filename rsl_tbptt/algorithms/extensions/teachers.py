@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -16,7 +16,7 @@ from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import LAYER, HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
-from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.option_checks import OptionGroup, between, count
 from rsl_tbptt.algorithms.replay import Replay, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -24,7 +24,47 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.controller import check_has_parameters, has_parameters
 from rsl_tbptt.models.protocol import action_head, gaussian_head
-from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, read_teacher
+from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, load_teacher
+
+
+@dataclass(kw_only=True)
+class TeacherOptions(OptionGroup):
+    """Options of a distillation's teacher."""
+
+    teacher_checkpoint: str | None = None
+    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
+
+    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
+    (``--checkpoint`` in Isaac Lab, ``--agent.resume`` in mjlab).
+    """
+
+    teacher_action_share: Annotated[
+        float, between(0, 1, " Give 30 % of the environments as 0.3.")
+    ] = 0.0
+    """Share of environments, 0 to 1, in which the teacher acts when training starts (DAgger).
+
+    See docs/reference/distillation.md#who-acts.
+    """
+
+    teacher_action_updates: Annotated[int | None, count(hint=" Use None to keep the share.")] = None
+    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
+
+    batch_teacher_labels: bool = False
+    """Whether all labels are computed at once after each rollout, which saves forward passes.
+
+    It needs a teacher without memory, and ``teacher_action_share=0``.
+    """
+
+    def check_together(self) -> Iterator[str]:
+        """Check options that only work together; see the base class."""
+        yield from super().check_together()
+        if self.teacher_action_share > 0 and self.batch_teacher_labels:
+            self.refuse(
+                "batch_teacher_labels",
+                "False with teacher_action_share: the teacher acts with its labels in the rollout",
+            )
+        if self.teacher_action_share == 0:
+            yield from self.without_effect("teacher_action_updates", "teacher_action_share")
 
 
 class StepLabels:
@@ -272,13 +312,11 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
     }
 
 
-class LazyTeacher:
-    """Takes the place of ``teacher_loaded`` and loads the teacher when the runner asks for it.
+class LazyTeacher(Extension):
+    """Takes the place of ``teacher_loaded``; the first step of a training loads the teacher.
 
-    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. Only then is
-    the file of ``teacher_checkpoint`` read, or the files of several teachers: a checkpoint for
-    playing or resuming has brought the teacher, so the file is not needed. If no file is named,
-    this class raises its own error, because rsl_rl's does not say how to name one.
+    Only then is the file of ``teacher_checkpoint`` read, or the files of several teachers: a
+    checkpoint for playing or resuming has brought the teacher, so the file is not needed.
     """
 
     def __init__(self, teacher: MLPModel, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
@@ -304,31 +342,29 @@ class LazyTeacher:
         if path is not None:
             check_has_parameters(teacher, "teacher_checkpoint", path)
 
-    def read(self) -> None:
+    def start_training(self) -> None:
         """Load the teacher from its file, if one is named and no checkpoint has brought it.
 
         Raises:
             ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
         """
-        if self.is_loaded:
-            return
-        if isinstance(self._teacher, SelectedTeachers):
-            self._ranks.run_together(self._teacher.load_checkpoints)
-        elif self._path is not None:
-            read = partial(read_teacher, self._teacher, self._path, "teacher", self._obs)
-            self._teacher.load_state_dict(self._ranks.run_together(read))
-        else:
-            return
-        self.is_loaded = True
+        if not self.is_loaded and self._has_file:
+            load = partial(load_teacher, self._teacher, self._path, self._obs)
+            with torch.inference_mode(False):  # the runner's rollout disables gradients
+                self._ranks.run_together(load)
+            self.is_loaded = True
+
+    @property
+    def _has_file(self) -> bool:
+        return self._path is not None or isinstance(self._teacher, SelectedTeachers)
 
     def __bool__(self) -> bool:
-        """Answer the runner: load the teacher and return True.
+        """Return True: rsl_rl's runners ask ``if not teacher_loaded`` before training.
 
         Raises:
-            ValueError: If no file is named, or it is missing, damaged or does not fit.
+            ValueError: If there will be no teacher; rsl_rl's own error does not say how to name it.
         """
-        self.read()
-        if not self.is_loaded:
+        if not self.is_loaded and not self._has_file:
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
                 " name the teacher's file as the algorithm's option teacher_checkpoint, or call"
@@ -352,19 +388,24 @@ class Dagger(Extension):
         to No-Regret Online Learning.
     """
 
-    def __init__(self, options: DistillationOptions, num_envs: int, trained: torch.Tensor) -> None:
+    def __init__(
+        self,
+        options: TeacherOptions,
+        num_envs: int,
+        trained: torch.Tensor,
+        num_updates: Callable[[], int],
+    ) -> None:
         """Take the share and its schedule; the teacher acts nowhere until the first draw.
 
         Args:
             options: The share of the environments that train, and its schedule.
             num_envs: Number of environments N.
             trained: The environments that train; in the others the student acts. Shape: (M,).
+            num_updates: Returns the number of updates so far.
         """
         self._share = options.teacher_action_share
         self._last_update = options.teacher_action_updates
-        self._num_envs, self._trained = num_envs, trained
-        self.num_updates: Callable[[], int] = lambda: 0
-        """Returns the number of updates so far; set by the algorithm."""
+        self._num_envs, self._trained, self._num_updates = num_envs, trained, num_updates
         self._teacher_acts: torch.Tensor | None = None
 
     def begin_rollout(self) -> None:
@@ -376,7 +417,7 @@ class Dagger(Extension):
             return
         share = self._share
         if self._last_update is not None:
-            share *= max(0.0, 1.0 - self.num_updates() / self._last_update)
+            share *= max(0.0, 1.0 - self._num_updates() / self._last_update)
         trained = self._trained
         num_drawn = round(share * len(trained))
         draw = torch.randperm if num_drawn else torch.arange

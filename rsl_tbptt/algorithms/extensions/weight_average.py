@@ -21,15 +21,28 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed, nn
 
 from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.option_checks import OptionGroup
 
 DECAY = 8
 """k: a higher one forgets earlier updates faster; docs/studies/distillation.md compares some."""
+
+
+@dataclass(kw_only=True)
+class AverageOptions(OptionGroup):
+    """The option of :class:`WeightAverage`."""
+
+    weight_average: bool = True
+    """Whether the student that is saved has the average of its weights; the newest ones act.
+
+    See docs/reference/distillation.md#weight-average.
+    """
 
 
 class WeightAverage(Extension):

@@ -11,11 +11,23 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.option_checks import OptionGroup
 from rsl_tbptt.compat.versions import import_function
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.user_functions import unwritten
 
 OPTION = "imitation_weight"
+
+
+@dataclass(kw_only=True)
+class WeightOptions(OptionGroup):
+    """The option of :class:`SampleWeights`."""
+
+    imitation_weight: str | Callable[..., Any] | None = None
+    """Weight of each sample in the loss: an observation group or ``"module:function"``.
+
+    None weighs all steps equally. See docs/reference/distillation.md#what-counts.
+    """
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,10 @@ static inline REAL sigmoid(REAL x) { return (REAL)0.5 + (REAL)0.5 * tanh_of((REA
 /* Arguments are those of a cell in equations.c. An LSTM has no gates of x alone, and reads h only in
  * its product.
  *
- * product: of i, f, g, o, which `gates` receives activated; it may be the same memory. */
+ * product: of i, f, g, o, which `gates` receives activated; it may be the same memory. tanh_c: kept
+ * for the gradient. */
 void lstm_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int64_t input_stride,
-                  const operand *product, REAL *gates, const REAL *input_gates,
+                  const operand *product, REAL *gates, REAL *tanh_c,
                   const REAL *h_before, const REAL *c_before, REAL *c_after, REAL *h,
                   REAL *next_before, operand *next_input, const uint8_t *next_starts)
 {
@@ -83,7 +84,7 @@ void lstm_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int6
         const operand *in_i = product + n * 4 * H, *in_f = in_i + H;
         const operand *in_g = in_f + H, *in_o = in_g + H;
         REAL *i = gates + n * 4 * H, *f = i + H, *g = f + H;
-        REAL *o = g + H, *out = h + n * H, *after = c_after + n * H;
+        REAL *o = g + H, *out = h + n * H, *after = c_after + n * H, *tc = tanh_c + n * H;
         const REAL *before = c_before + n * H;
         const int start = next_starts && next_starts[n];
         FOR_EACH_UNIT {
@@ -93,7 +94,8 @@ void lstm_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int6
             o[j] = sigmoid(from_operand(in_o[j]));
             const REAL c = f[j] * before[j] + i[j] * g[j];
             after[j] = start ? (REAL)0 : c;
-            out[j] = o[j] * tanh_of(c);
+            tc[j] = tanh_of(c);
+            out[j] = o[j] * tc[j];
         }
         if (!next_input)
             continue;
@@ -106,7 +108,7 @@ void lstm_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int6
  * dh_gates: the gradient of h from step t + 1. carried: zeros for h, then the gradient of c, from
  * step t + 1 in, for step t - 1 out. */
 void lstm_backward(int64_t N, int64_t H, int threads, int64_t before_stride, const REAL *gates,
-                   operand *grads, const REAL *input_gates, operand *input_grads,
+                   operand *grads, const REAL *tanh_c, operand *input_grads,
                    const REAL *h_before, const REAL *c_before, const REAL *grad_h,
                    const uint8_t *later_starts, const operand *dh_gates, REAL *carried)
 {
@@ -116,18 +118,17 @@ void lstm_backward(int64_t N, int64_t H, int threads, int64_t before_stride, con
         operand *grad_i = grads + n * 4 * H, *grad_f = grad_i + H;
         operand *grad_g = grad_f + H, *grad_o = grad_g + H;
         REAL *dc = carried + (N + n) * H;
-        const REAL *before = c_before + n * H, *grad = grad_h + n * H;
+        const REAL *before = c_before + n * H, *grad = grad_h + n * H, *tc = tanh_c + n * H;
         const operand *later = dh_gates + n * H;
         const int start = later_starts && later_starts[n];
         FOR_EACH_UNIT {
             const REAL i = gate_i[j], f = gate_f[j], g = gate_g[j], o = gate_o[j];
-            const REAL tanh_c = tanh_of(f * before[j] + i * g);
             const REAL dh = grad[j] + (start ? (REAL)0 : from_operand(later[j]));
-            const REAL d = (start ? (REAL)0 : dc[j]) + dh * o * (1 - tanh_c * tanh_c);
+            const REAL d = (start ? (REAL)0 : dc[j]) + dh * o * (1 - tc[j] * tc[j]);
             grad_i[j] = to_operand(d * g * i * (1 - i));
             grad_f[j] = to_operand(d * before[j] * f * (1 - f));
             grad_g[j] = to_operand(d * i * (1 - g * g));
-            grad_o[j] = to_operand(dh * tanh_c * o * (1 - o));
+            grad_o[j] = to_operand(dh * tc[j] * o * (1 - o));
             dc[j] = d * f;
         }
     }

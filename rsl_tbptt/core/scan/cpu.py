@@ -107,7 +107,7 @@ class CellScan(torch.autograd.Function):
             (dtype, (T, N, _columns_of_x(D) + H)),
             (full, (T, N, width_of_step)),
             (dtype, (T, N, width_of_step) if short else (0,)),
-            (full, (T, N, width_of_x)),
+            (full, (T, N, width_of_x or H)),  # without such gates an LSTM keeps tanh(c) there
             (dtype, (T, N, width_of_x) if short else (0,)),
             (full, (T, N, H) if short else (0,)),
             (full, (T + 1, N, H if second else 0)),
@@ -153,6 +153,7 @@ class CellScan(torch.autograd.Function):
         tensors = (*tensors, grad_outputs.contiguous())
         carried[0] += _run_backward(ctx, grads, w_hh, before.stride(1), tensors, carried)
         carried.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
+        input_grads = input_grads[..., : ctx.cell.input_gates * H]
         flat_inputs, of_step, of_x = (t.flatten(0, 1) for t in (inputs, grads, input_grads))
         dx = None
         with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only

@@ -3,19 +3,19 @@
 Nothing slow is imported before a command is known and its arguments are parsed.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from types import NoneType
 from typing import Any, get_args, get_origin
 
 from rsl_tbptt.installation import installed_version
 from rsl_tbptt.tools.commands.commands import COMMANDS
 from rsl_tbptt.tools.commands.doctor import missing_module, require
-from rsl_tbptt.tools.commands.streams import lasting_streams
 
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
 
@@ -60,6 +60,8 @@ def _run(words: list[str]) -> int:
             in_order.append(options.pop(parameter.name))
         elif parameter.kind is parameter.VAR_POSITIONAL:
             in_order, further = further, []
+        elif not get_args(kind := parameter.annotation):
+            options[parameter.name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
     if further:
         parser.error(f"unrecognized arguments: {' '.join(further)}")
     require(name)
@@ -95,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
     where its text names none. ``*further`` takes the words that the parser does not know.
     """
     usage = ["%(prog)s", "[options]"]
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _parameters(function):
         kind, text, *settings = get_args(parameter.annotation)
         if parameter.kind is parameter.VAR_POSITIONAL:
             parser.epilog = text
@@ -125,6 +127,80 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
             usage += [name, value] if is_required else []
         parser.add_argument(name, help=text, **options)
     parser.usage = " ".join(usage)
+
+
+def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function, and the fields of a dataclass in its place."""
+    for parameter in inspect.signature(function).parameters.values():
+        if not get_args(kind := parameter.annotation):
+            yield from inspect.signature(kind).parameters.values()
+        else:
+            yield parameter
+
+
+class Stream:
+    """A stream that discards what is written once writing to it has failed."""
+
+    def __init__(self, stream: Any, forgiven: type[OSError]) -> None:
+        """Take a stream.
+
+        Args:
+            stream: The stream.
+            forgiven: Errors of writing that are no errors of the command.
+        """
+        self._stream, self._forgiven = stream, forgiven
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._discard(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._discard(error)
+
+    def _discard(self, error: OSError) -> None:
+        """Send all that follows, and what is buffered, nowhere; else it fails again at exit.
+
+        Raises:
+            OSError: If the error is not forgiven.
+        """
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        if not isinstance(error, self._forgiven):
+            raise OSError(error.errno, error.strerror, self._stream.name) from error
+
+    def __getattr__(self, name: str) -> Any:
+        """Return everything else as it is."""
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_streams() -> Iterator[None]:
+    """Keep a command alive that nobody reads: a closed stream, or one whose reader has ended.
+
+    Only standard output raises other errors, such as that of a full disk: what it should take is
+    the result.
+    """
+    streams = sys.stdout, sys.stderr
+    with ExitStack() as stack:
+        out, err = (
+            # For a closed one, which is None: no other file may get its number.
+            stream or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            for stream in streams
+        )
+        sys.stdout, sys.stderr = Stream(out, BrokenPipeError), Stream(err, OSError)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = streams
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
 from rsl_tbptt.tools.platforms import PLATFORMS
 
@@ -46,16 +48,7 @@ Trust = Annotated[
     "also load classes from this package; repeatable",
     {"action": "append", "metavar": "PACKAGE"},
 ]
-PlatformName = Annotated[
-    str | None, "platform that simulates the task (default: the training's)", {"choices": PLATFORMS}
-]
 Task = Annotated[str | None, "registered id of the task (default: the training's)"]
-Env = Annotated[
-    str | None,
-    "for rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
-    {"metavar": "MODULE:FUNCTION"},
-]
-Overrides = Annotated[Sequence[str], "settings of Isaac Lab's task: presets=depth env.NAME=VALUE"]
 EvaluatedBundle = Annotated[
     Path | None,
     "evaluate this bundle of `rsl-tbptt export` instead of the checkpoint",
@@ -91,6 +84,54 @@ SingleInput = Annotated[bool, "give the ONNX file one input, obs, that joins all
 Drawn = Annotated[bool, "draw the golden trajectory at random instead of simulating the task"]
 Device = Annotated[str, "cpu or cuda:<index>"]
 Tolerance = Annotated[float, "largest difference that passes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Options of the commands that simulate a policy's task."""
+
+    platform: Annotated[
+        str | None,
+        "platform that simulates the task (default: the training's)",
+        {"choices": PLATFORMS},
+    ] = None
+    task: Task = None
+    env: Annotated[
+        str | None,
+        "for rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
+        {"metavar": "MODULE:FUNCTION"},
+    ] = None
+    overrides: Annotated[
+        Sequence[str], "settings of Isaac Lab's task: presets=depth env.NAME=VALUE"
+    ] = ()
+    device: Device = "cpu"
+
+    def check(self) -> None:
+        """Check that the options fit each other and the device can compute.
+
+        Raises:
+            ValueError: If not.
+        """
+        if self.env and (self.task or self.platform):
+            raise ValueError("--env is given next to --platform or --task, expected one of both.")
+        check_device(self.device)
+
+    @property
+    def platform_name(self) -> str | None:
+        """The platform, ``rsl_rl`` for an environment of the user's own."""
+        return "rsl_rl" if self.env else self.platform
+
+    def run(self, checkpoint: Path, agent: Path | None, trust: Sequence[str]) -> Any:
+        """Read a policy's run; errors come before a simulator starts or a folder is written to."""
+        from rsl_tbptt.checkpoints.reading import checkpoint_file
+        from rsl_tbptt.tools.run import read_run
+
+        return read_run(checkpoint_file(checkpoint), self.platform_name, agent, trust)
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of :func:`rsl_tbptt.tools.simulate.evaluate.started`."""
+        task = self.env or self.task
+        return {"task": task, "overrides": self.overrides, "device": self.device}
 
 
 def doctor(
@@ -169,10 +210,7 @@ def plan(
     checkpoint: Annotated[
         Path | None, "checkpoint whose training's task and options are taken, or RUN/latest"
     ] = None,
-    platform: PlatformName = None,
-    task: Task = None,
-    env: Env = None,
-    overrides: Overrides = (),
+    where: Where,
     agent: Annotated[
         str | None,
         "with --task: name of the agent's config in Isaac Lab (default: rsl_rl_cfg_entry_point);"
@@ -182,7 +220,6 @@ def plan(
     budget: Annotated[
         float | None, "memory of the device in GB: say what fits", {"metavar": "GB"}
     ] = None,
-    device: Device = "cpu",
 ) -> None:
     """Show how much memory updates take with more environments, before training.
 
@@ -192,13 +229,17 @@ def plan(
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.simulate import plan as plans
 
-    where = _where(platform, task, env)
     if min(num_envs) < 1:
         raise ValueError(f"--num-envs is {min(num_envs)}, expected at least 1.")
-    check_device(device)
+    where.check()
     with redirect_stdout(io.StringIO()):  # simulators print, and rsl_rl its models for every row
-        planned = plans.planned(checkpoint and checkpoint_file(checkpoint), **where, agent=agent)
-        rows = plans.plan(planned, num_envs, overrides=overrides, device=device)
+        planned = plans.planned(
+            checkpoint and checkpoint_file(checkpoint),
+            platform_name=where.platform_name,
+            task=where.env or where.task,
+            agent=agent,
+        )
+        rows = plans.plan(planned, num_envs, overrides=where.overrides, device=where.device)
     print(f"MB of {planned.task.task}. An update's peak comes on top of the columns after it.\n")
     print(plans.table(rows, budget))
     if budget is not None:
@@ -215,29 +256,23 @@ def evaluate(
     agent: Agent = None,
     trust: TrustedForEvaluation = (),
     output: EvaluationFile = None,
-    platform: PlatformName = None,
-    task: Task = None,
-    env: Env = None,
-    overrides: Overrides = (),
+    where: Where,
     episodes: Annotated[int, "number of episodes, one per environment"] = 256,
     max_steps: MaxSteps = None,
     seed: Annotated[int, "seed of the environments"] = 1000,
-    device: Device = "cpu",
 ) -> None:
     """Evaluate a checkpoint on fresh episodes, without exploration noise.
 
     Raises:
         ValueError: If options contradict each other.
     """
-    from rsl_tbptt.files import output_path
     from rsl_tbptt.tools.simulate import evaluate as evaluation
 
-    where = _where(platform, task, env)
     if checkpoint is None and policy is None:
         raise ValueError("--checkpoint is missing, expected it or --policy.")
     if form != "onnx" and policy is None:
         raise ValueError(f"--form is {form}, expected it only next to --policy.")
-    check_device(device)
+    where.check()
     exported = None
     if policy is not None:
         from rsl_tbptt.tools.robot import verify as replaying  # only a bundle needs onnxruntime
@@ -246,19 +281,18 @@ def evaluate(
             replaying.check_trust(policy, trust)
         exported = partial(replaying.exported_policy, policy, form)
         checkpoint = checkpoint or replaying.checkpoint_of(policy)
-    run = _read_run(checkpoint, where, agent, trust)
+    assert checkpoint is not None
+    run = where.run(checkpoint, agent, trust)
     default = run.checkpoint.parent / "evaluation.json"
     output_path(output, default, evaluation.MARK)  # first: evaluating takes a while
     result = evaluation.evaluate(
         run,
         exported=exported,
         form="checkpoint" if exported is None else form,
-        task=where["task"],
-        overrides=overrides,
         episodes=episodes,
         max_steps=max_steps,
         seed=seed,
-        device=device,
+        **where.options(),
     )
     _print_evaluation(result)
     print(f"wrote {_write_or_print(result, output, default, evaluation.MARK)}")
@@ -284,32 +318,19 @@ def memory(
     output: Annotated[
         Path | None, "JSON file to replace (default: memory.json next to the checkpoint)"
     ] = None,
-    platform: PlatformName = None,
-    task: Task = None,
-    env: Env = None,
-    overrides: Overrides = (),
+    where: Where,
     num_envs: Annotated[int, "number of environments"] = 64,
     steps: Annotated[int, "steps of the rollout, above the longest lag"] = 300,
-    device: Device = "cpu",
 ) -> None:
     """Measure how far back a policy looks, and how long a sensor fault affects its actions."""
-    from rsl_tbptt.files import output_path
     from rsl_tbptt.tools.simulate import memory_findings as findings
     from rsl_tbptt.tools.simulate.memory import analyse
 
-    where = _where(platform, task, env)
-    check_device(device)
-    run = _read_run(checkpoint, where, agent, trust)
+    where.check()
+    run = where.run(checkpoint, agent, trust)
     default = run.checkpoint.parent / findings.FILE
     output = output_path(output or default, default, findings.MARK)
-    found = analyse(
-        run,
-        task=where["task"],
-        overrides=overrides,
-        num_envs=num_envs,
-        steps=steps,
-        device=device,
-    )
+    found = analyse(run, num_envs=num_envs, steps=steps, **where.options())
     for name, back, outlier, frozen in findings.memory_rows(found):
         print(f"{name}: looks back {back}; recovers from an outlier after {outlier},", end=" ")
         print(f"from a frozen sensor after {frozen}")
@@ -320,28 +341,6 @@ def memory(
     print(f"wrote {_write_or_print(found, output, default, findings.MARK)}")
 
 
-def _where(platform: str | None, task: str | None, env: str | None) -> dict[str, Any]:
-    """Return where a policy is simulated.
-
-    Raises:
-        ValueError: If options contradict each other.
-    """
-    if env and (task or platform):
-        raise ValueError("--env is given next to --platform or --task, expected one of both.")
-    return {"platform_name": "rsl_rl" if env else platform, "task": env or task}
-
-
-def _read_run(
-    checkpoint: Path | None, where: Mapping[str, Any], agent: Path | None, trust: Sequence[str]
-) -> Any:
-    """Read a policy's run; errors come before a simulator starts or a folder is written to."""
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.run import read_run
-
-    assert checkpoint is not None
-    return read_run(checkpoint_file(checkpoint), where["platform_name"], agent, trust)
-
-
 def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes) -> Path:
     """Write a result, or print it if it cannot be written: computing it took a while.
 
@@ -349,8 +348,6 @@ def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes)
         OSError: If it cannot be written.
         ValueError: Likewise.
     """
-    from rsl_tbptt.files import output_path, write_json
-
     try:
         output = output_path(given, default, mark)  # another result may have taken the name
         write_json(output, result)
@@ -369,15 +366,11 @@ def export(
     output: ExportFolder = None,
     single_input: SingleInput = False,
     target: Targets = (),
-    platform: PlatformName = None,
-    task: Task = None,
-    env: Env = None,
-    overrides: Overrides = (),
+    where: Where,
     steps: Annotated[int, "steps of the golden trajectory"] = 200,
     drawn: Drawn = False,
     tolerance: Tolerance = 1e-4,
     seed: Annotated[int, "seed of the golden trajectory"] = 0,
-    device: Device = "cpu",
 ) -> None:
     """Export a checkpoint for robots as ONNX and TorchScript, and compare the files with it.
 
@@ -386,21 +379,18 @@ def export(
     """
     from rsl_tbptt.tools.robot.export import export as write_export
 
-    check_device(device)
-    where = _where(platform, task, env)
+    where.check()
     bundle = write_export(
-        _read_run(checkpoint, where, agent, trust),
+        where.run(checkpoint, agent, trust),
         output,
         images=dict(image),
-        task=where["task"],
-        overrides=overrides,
         single_input=single_input,
         steps=steps,
         tolerance=tolerance,
         seed=seed,
         drawn=drawn,
         target=target,
-        device=device,
+        **where.options(),
     )
     print(f"golden trajectory: {bundle['golden']}")
     _print_differences(bundle["max_difference"])
@@ -544,20 +534,6 @@ def new(
     print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
 
 
-COMMANDS: dict[str, Callable[..., int | None]] = {
-    command.__name__: command
-    for command in (
-        doctor,
-        report,
-        latest,
-        resume,
-        plan,
-        evaluate,
-        memory,
-        export,
-        verify,
-        play,
-        new,
-    )
-}
+_IN_ORDER = (doctor, report, latest, resume, plan, evaluate, memory, export, verify, play, new)
+COMMANDS: dict[str, Callable[..., int | None]] = {each.__name__: each for each in _IN_ORDER}
 """Functions by command, in the order of the help."""

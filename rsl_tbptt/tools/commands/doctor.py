@@ -3,8 +3,6 @@
 Slow modules are imported where they are needed: the command line imports this one.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -27,7 +25,7 @@ TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "memory": ("scipy", "yaml"),
-    "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
+    "export": ("jinja2", "onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "plan": ("yaml",),
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),

@@ -4,8 +4,6 @@ The templates are the folders of ``new_task/``, one for each platform. They are 
 as they stand. Each uses the name :data:`PLACEHOLDER` for its package, its task and its logs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import keyword
 import re

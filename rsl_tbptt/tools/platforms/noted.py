@@ -6,8 +6,6 @@ config only numbers, None and lists of them are used; and a text of the agent's 
 rsl_rl or of this package, or it has no form that anything could import.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence

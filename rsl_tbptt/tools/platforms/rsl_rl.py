@@ -1,7 +1,5 @@
 """rsl_rl alone, with the user's own environments."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Read ``policy.h`` first. ``policy.c`` implements it and includes ``policy_model.
 generated. ``policy_golden.c`` has a ``main`` that replays the golden trajectory on the robot.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import itertools
@@ -16,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +33,46 @@ MOST_GOLDEN_NUMBERS = 50_000
 """Limit of the numbers in ``policy_golden.c``'s observations; with images it has fewer steps."""
 
 
-def write_c(
-    folder: Path,
-    model: onnx.ModelProto,
-    metadata: Mapping[str, Any],
-    trajectory: Mapping[str, np.ndarray],
-    extra: Sequence[str] = (),
-) -> None:
+@dataclass(frozen=True)
+class Exported:
+    """An exported policy, from which targets are written."""
+
+    model: onnx.ModelProto
+    """One step with a single input ``obs``, and with the bundle's metadata."""
+    torchscript: Path
+    """The bundle's TorchScript file, which newer releases of torch may not write."""
+    metadata: Mapping[str, Any]
+    """Content of ``policy.json``."""
+    trajectory: Mapping[str, np.ndarray]
+    """The golden trajectory."""
+
+
+def write_c(folder: Path, exported: Exported, extra: Sequence[str] = ()) -> None:
     """Write a policy in C.
 
     Args:
         folder: Folder to write into; it is created if missing.
-        model: The policy with one input ``obs``.
-        metadata: Content of ``policy.json``.
-        trajectory: The golden trajectory.
+        exported: The policy.
         extra: Names of templates to render as well.
 
     Raises:
         ValueError: If the generator does not know an operator of the model.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from rsl_tbptt.tools.templates import fill  # only here: replaying needs no templates
 
-    templates = Environment(
-        loader=PackageLoader("rsl_tbptt.tools.robot", "c_templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    values = {**_interface(model), **_known(metadata), **_golden(trajectory)}
+    metadata = exported.metadata
+    values = {
+        "checkpoint": _comment(metadata["checkpoint"]),
+        "control_hz": metadata["control_hz"],
+        "places": [*_places(metadata["observation_groups"])],
+        "constants": _constants(metadata["robot"]),
+        **_interface(exported.model),
+        **_golden(exported.trajectory),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "policy_model.c").write_text(_generated(model), encoding="utf-8")
+    (folder / "policy_model.c").write_text(_generated(exported.model), encoding="utf-8")
     for name in ("policy.h", "policy.c", "policy_golden.c", *extra):
-        text = templates.get_template(f"{name}.j2").render(values)
+        text = fill(REPLAY.with_name(f"{name}.j2"), **values)
         (folder / name).write_text(text, encoding="utf-8")
 
 
@@ -206,16 +212,6 @@ def _interface(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known properties of observations and robot."""
-    return {
-        "checkpoint": _comment(metadata["checkpoint"]),
-        "control_hz": metadata["control_hz"],
-        "places": [*_places(metadata["observation_groups"])],
-        "constants": _constants(metadata["robot"]),
-    }
-
-
 def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
     """Yield name, start and description of groups and terms in the observations."""
     start = 0
@@ -234,20 +230,13 @@ def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
 
 def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
     """Return the C type and the values of the robot's known properties, by name."""
-    numbers = ("default_joint_pos", "joint_stiffness", "joint_damping")
-    found = {name: ("float ", [*map(repr, robot[name])]) for name in numbers if name in robot}
-    actions = robot.get("actions", ())
-    for name in ("scale", "offset"):
-        if (values := of_actions(robot, name)) is not None:
-            found[f"action_{name}"] = ("float ", [*map(repr, values)])
-    names = {
-        "joint_names": robot.get("joint_names", ()),
-        "action_joints": [joint for action in actions for joint in action["joint_names"]],
-    }
-    for name, texts in names.items():
-        if texts:
-            found[name] = ("char *const ", [*map(json.dumps, texts)])
-    return found
+    names = ("default_joint_pos", "joint_stiffness", "joint_damping")
+    numbers = {name: robot.get(name) for name in names}
+    numbers |= {f"action_{name}": of_actions(robot, name) for name in ("scale", "offset")}
+    moved = [joint for action in robot.get("actions", ()) for joint in action["joint_names"]]
+    texts = {"joint_names": robot.get("joint_names"), "action_joints": moved}
+    known = {n: ("float ", [*map(repr, v)]) for n, v in numbers.items() if v is not None}
+    return known | {n: ("char *const ", [*map(json.dumps, v)]) for n, v in texts.items() if v}
 
 
 def per_action(value: Any, width: int) -> Any:

@@ -7,8 +7,6 @@ the terms of a group before noise, clip, scale and history, if the environment h
 (T, D), the predictions of an auxiliary head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

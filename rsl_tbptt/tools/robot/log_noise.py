@@ -4,8 +4,6 @@ All functions take the values that a robot's program logged and those that a pro
 the robot's sensors, which may have been read again for the log. Shapes: T steps, D numbers.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ A log has some of these arrays over T steps of one robot: ``raw/GROUP/TERM`` as 
 to the joints, and ``reset``, whether an episode starts with the step.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import math
@@ -21,6 +19,7 @@ from rsl_tbptt.deploy import GOLDEN, Policy
 from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.robot.log_noise import gain, is_more_than_noise, size, without_spikes
 from rsl_tbptt.tools.robot.robot_program import Fault, Part, RobotProgram, delayed, usual_orders
+from rsl_tbptt.tools.robot.runtime_configs import width_of
 from rsl_tbptt.tools.robot.verify import read_golden, run_onnx
 
 UNLIKE_TRAINING = 5.0
@@ -341,12 +340,10 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
     Raises:
         ValueError: If it cannot be read, or does not fit the bundle.
     """
-    if path.suffix == ".csv":
-        log = _read_csv(path)
-    elif path.suffix == ".npz":
-        log = read_golden(path)
-    else:
+    readers = {".csv": _read_csv, ".npz": read_golden}
+    if path.suffix not in readers:
         raise ValueError(f"The log is '{path}', expected a file that ends in .npz or .csv.")
+    log = readers[path.suffix](path)
     widths = dict(_widths(metadata))
     for name in widths.keys() - log.keys():
         for mistyped in difflib.get_close_matches(name, log.keys() - widths.keys(), 1, cutoff=0.9):
@@ -382,10 +379,7 @@ def _widths(metadata: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, group in metadata["observation_groups"].items():
         yield f"obs/{name}", math.prod(group["shape"])
         for term in group.get("terms", ()):
-            yield (
-                f"raw/{name}/{term['name']}",
-                math.prod(term["shape"]) // (term["history_length"] or 1),
-            )
+            yield f"raw/{name}/{term['name']}", width_of(term)
     (width,) = metadata["outputs"]["actions"]["shape"]
     yield from (("actions", width), ("targets", width))
 

@@ -100,10 +100,7 @@ class Part:
         signs = [{*order}, *({one} for one in range(self.width) if self.width > 1)]
         yield from (replace(self, negated=self.negated ^ changed) for changed in signs)
         yield from (replace(self, order=other) for other in self.orders if other != order)
-        for one, other in itertools.combinations(range(self.width), 2):
-            swapped = [*order]
-            swapped[one], swapped[other] = order[other], order[one]
-            yield replace(self, order=(*swapped,))
+        yield from (replace(self, order=swapped) for swapped in _swaps(order))
 
     def faults(self) -> Iterator[Fault]:
         """Yield what the program does differently from training."""
@@ -214,16 +211,13 @@ class RobotProgram:
         for name, parts in self.groups.items():
             if name in self.fixed:
                 continue
-            for place, part in enumerate(parts):
-                for other in part.alternatives():
-                    yield self._with(name, (*parts[:place], other, *parts[place + 1 :]))
-            for one, other in itertools.combinations(range(len(parts)), 2):
-                swapped = [*parts]
-                swapped[one], swapped[other] = parts[other], parts[one]
-                yield self._with(name, (*swapped,))
-
-    def _with(self, name: str, parts: tuple[Part, ...]) -> RobotProgram:
-        return replace(self, groups={**self.groups, name: parts})
+            changed = [
+                (*parts[:place], other, *parts[place + 1 :])
+                for place, part in enumerate(parts)
+                for other in part.alternatives()
+            ]
+            for others in (*changed, *_swaps(parts)):
+                yield replace(self, groups={**self.groups, name: others})
 
     def obs_alternatives(self) -> Iterator[RobotProgram]:
         """Yield programs that compute observations differently."""
@@ -270,6 +264,14 @@ class RobotProgram:
 def delayed(values: np.ndarray) -> np.ndarray:
     """Return values, (T, ...), one step late."""
     return np.concatenate([values[:1], values[:-1]])
+
+
+def _swaps(items: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield a tuple with two of its elements exchanged, for each pair."""
+    for one, other in itertools.combinations(range(len(items)), 2):
+        swapped = [*items]
+        swapped[one], swapped[other] = items[other], items[one]
+        yield (*swapped,)
 
 
 def usual_orders(labels: Sequence[str]) -> list[tuple[int, ...]]:

@@ -1,24 +1,23 @@
 """Write a bundle's folders for programs that run policies on robots: docs/howto/runtimes.md."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import helper, numpy_helper
+from torch import nn
 
 from rsl_tbptt.deploy import METADATA, ONNX
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import STATES
-from rsl_tbptt.tools.robot.c_code import C_CODE, write_c
-from rsl_tbptt.tools.robot.rl_sar import rl_sar_config, write_policy
+from rsl_tbptt.tools.robot.c_code import C_CODE, Exported, write_c
 from rsl_tbptt.tools.robot.runtime_configs import (
     JOINT_TERMS,
     Metadata,
@@ -26,14 +25,18 @@ from rsl_tbptt.tools.robot.runtime_configs import (
     function_of,
     history,
     joints_of,
+    motors,
     moved_joints,
+    observation_order,
     of_joints,
+    rl_sar_config,
     scale_of,
     terms_of,
     unitree_config,
     unknown_parameters,
     write_config,
 )
+from rsl_tbptt.tools.robot.verify import torchscript
 
 GYM_TERMS = {
     "base_ang_vel": 1,
@@ -46,25 +49,6 @@ GYM_TERMS = {
 }
 """Functions of unitree_rl_gym's observations in order, with the number of their scales there."""
 STATE_INPUTS, STATE_OUTPUTS = ([f"{name}_{end}" for name in STATES] for end in ("in", "out"))
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An exported policy, from which targets are written."""
-
-    model: onnx.ModelProto
-    """One step with a single input ``obs``, and with the bundle's metadata."""
-    torchscript: Path
-    """The bundle's TorchScript file, which newer releases of torch may not write."""
-    metadata: Metadata
-    """Content of ``policy.json``."""
-    trajectory: Mapping[str, np.ndarray]
-    """The golden trajectory."""
-
-
-def write_c_code(folder: Path, exported: Exported) -> None:
-    """Write the policy in C."""
-    write_c(folder, exported.model, exported.metadata, exported.trajectory)
 
 
 def write_unitree_gym(folder: Path, exported: Exported) -> None:
@@ -92,6 +76,44 @@ def write_unitree_gym(folder: Path, exported: Exported) -> None:
     shutil.copyfile(_torchscript(exported), path)
 
 
+class InMotorOrder(nn.Module):
+    """A policy that takes rl_sar's observations and returns actions in the order of motors.
+
+    rl_sar's history begins with zeros. Training's repeats the first observation, and so does this.
+    rl_sar loads the file anew where an episode starts.
+    """
+
+    order: torch.Tensor
+    action_order: torch.Tensor
+
+    def __init__(self, policy: Any, order: torch.Tensor, action_order: torch.Tensor) -> None:
+        """Keep the orders.
+
+        Args:
+            policy: The policy in TorchScript.
+            order: Place in rl_sar's observations of each of the policy's, at the first steps of an
+                episode; the last row holds from then on. Shape: (H, D), H steps of history.
+            action_order: Place in the policy's actions of each motor's. Shape: (A,).
+        """
+        super().__init__()
+        self.policy = policy
+        self.register_buffer("order", order)
+        self.register_buffer("action_order", action_order)
+        self.step: int = 0
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return actions, (1, A), for rl_sar's observations, (1, any)."""
+        order = self.order[self.step]
+        self.step = min(self.step + 1, self.order.size(0) - 1)
+        return self.policy(obs.index_select(1, order)).index_select(1, self.action_order)
+
+    @torch.jit.export
+    def reset(self) -> None:
+        """Start an episode."""
+        self.step = 0
+        self.policy.reset()
+
+
 def write_rl_sar(folder: Path, exported: Exported) -> None:
     """Write TorchScript and config for rl_sar, in the folders that it looks for.
 
@@ -109,7 +131,10 @@ def write_rl_sar(folder: Path, exported: Exported) -> None:
     name = f"{robot}/rsl_tbptt"
     path = folder / "policy" / name / "config.yaml"
     write_config(path, metadata, rl_sar_config, gate="model_name", under=name)
-    write_policy(_torchscript(exported), metadata, path.with_name("policy.pt"))
+    order, action_order = map(torch.from_numpy, (observation_order(metadata), motors(metadata)[1]))
+    with torchscript():
+        policy = InMotorOrder(torch.jit.load(str(_torchscript(exported))), order, action_order)
+        torch.jit.script(policy).save(str(path.with_name("policy.pt")))
 
 
 def write_unitree(folder: Path, exported: Exported) -> None:
@@ -118,8 +143,7 @@ def write_unitree(folder: Path, exported: Exported) -> None:
     onnx.save(exported.model, folder / "exported" / ONNX)
     path = folder / "params" / "deploy.yaml"
     write_config(path, exported.metadata, unitree_config, gate="joint_ids_map")
-    extra = ("policy_unitree.h",)
-    write_c(folder / C_CODE, exported.model, exported.metadata, exported.trajectory, extra)
+    write_c(folder / C_CODE, exported, extra=("policy_unitree.h",))
 
 
 def write_legged_control2(folder: Path, exported: Exported) -> None:
@@ -157,7 +181,7 @@ def write_legged_control2(folder: Path, exported: Exported) -> None:
 
 
 TARGETS: dict[str, Callable[[Path, Exported], None]] = {
-    "c": write_c_code,
+    "c": write_c,
     "legged_control2": write_legged_control2,
     "rl_sar": write_rl_sar,
     "unitree": write_unitree,

@@ -1,7 +1,5 @@
 """Run the files of a bundle, to compare them with the trained policy or in its place."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

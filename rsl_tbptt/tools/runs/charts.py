@@ -1,7 +1,5 @@
 """Lay out the lines, dots and ticks of a report's charts; ``report.html.j2`` draws them as SVG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The page is one file that loads nothing: charts are inline SVG, and a video is e
 stays small.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -19,11 +17,10 @@ from typing import Any
 from rsl_tbptt.algorithms.health import LOSSES
 from rsl_tbptt.checkpoints.reading import NUMBERED
 from rsl_tbptt.files import complete, output_path
-from rsl_tbptt.tools.runs.charts import Chart, curve_chart, return_chart, style
 from rsl_tbptt.tools.machine import versions
-from rsl_tbptt.tools.simulate.memory_findings import memory_facts, memory_rows, read_memory
-from rsl_tbptt.tools.simulate.play import STARTED
 from rsl_tbptt.tools.progress import track
+from rsl_tbptt.tools.runs.charts import Chart, curve_chart, return_chart, style
+from rsl_tbptt.tools.runs.resume import RunFacts, written
 from rsl_tbptt.tools.runs.run_doctor import (
     HELD_OUT_RETURN,
     LOSS,
@@ -35,7 +32,8 @@ from rsl_tbptt.tools.runs.run_doctor import (
     judge,
     read_curves,
 )
-from rsl_tbptt.tools.runs.resume import RunFacts, written
+from rsl_tbptt.tools.simulate.memory_findings import memory_facts, memory_rows, read_memory
+from rsl_tbptt.tools.simulate.play import STARTED
 from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -58,23 +56,31 @@ CONDITIONS |= {"episodes": "{} episodes", "max_steps": "at most {} steps"}
 """What evaluations of a run may differ in, and how a row says it."""
 
 
-@dataclass(kw_only=True)
-class Run:
-    """A training in a report."""
+class Run(RunFacts):
+    """A training in a report, with all results in its log folder."""
 
-    name: str
-    folder: Path
-    curves: Curves
-    findings: dict[str, Findings]
-    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Results of ``rsl-tbptt evaluate``, by the file's name without ``.json``."""
-    memory: dict[str, Any] | None = None
-    """Result of ``rsl-tbptt memory``."""
-    video: Path | None = None
-    facts: dict[str, str]
-    commands: dict[str, str]
-    packages: tuple[str, ...]
-    """Distributions whose versions are shown, in addition to those of every training."""
+    def __init__(self, folder: Path, name: str) -> None:
+        """Read the folder.
+
+        Args:
+            folder: The folder.
+            name: What the report calls it.
+
+        Raises:
+            ValueError: If the folder is not a log folder, or has a result that cannot be read.
+        """
+        super().__init__(folder)
+        self.name, self.curves = name, read_curves(folder)
+        evaluated = sorted(folder.glob("evaluation*.json"), key=lambda path: path.stem)
+        self.evaluations = {path.stem: read_evaluation(path) for path in evaluated}
+        """Results of ``rsl-tbptt evaluate``, by the file's name without ``.json``."""
+        compared = compare_evaluations(self.curves, self.evaluations)
+        self.findings = find_wrong(self, self.curves) | compared
+        self.memory = read_memory(folder)
+        """Result of ``rsl-tbptt memory``."""
+        videos = [path for kind in KINDS for path in folder.glob(f"*{kind}")]
+        videos += folder.glob("videos/**/*.mp4")
+        self.video = max(videos, key=lambda path: path.stat().st_mtime, default=None)
 
 
 @dataclass(kw_only=True)
@@ -130,10 +136,8 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
     default = Path("report.html") if len(logs) > 1 else logs[0] / "report.html"
     if len({log.resolve() for log in logs}) < len(logs):
         raise ValueError(f"RUN is {[*map(str, folders)]}, expected each once: leave one out.")
-    runs = [
-        read_run(log, name)
-        for log, name in track([*zip(logs, _names(logs), strict=True)], "trainings")
-    ]
+    named = [*zip(logs, _names(logs), strict=True)]
+    runs = [Run(log, name) for log, name in track(named, "trainings")]
     output = output_path(output or default, default, MARK)
     write_page(describe(runs), output)
     return output
@@ -148,35 +152,6 @@ def log_folders(folder: Path) -> list[Path]:
         return [folder]
     inside = sorted(path for path in folder.rglob("*") if is_log_folder(path))
     return inside or [folder]
-
-
-def read_run(folder: Path, name: str) -> Run:
-    """Read the log folder of a training.
-
-    Args:
-        folder: The folder.
-        name: What the report calls it.
-
-    Raises:
-        ValueError: If the folder is not a log folder, or has a result that cannot be read.
-    """
-    curves = read_curves(folder)
-    facts = RunFacts(folder)
-    evaluations = {path.stem: read_evaluation(path) for path in folder.glob("evaluation*.json")}
-    found = [path for kind in KINDS for path in folder.glob(f"*{kind}")]
-    found += folder.glob("videos/**/*.mp4")
-    return Run(
-        name=name,
-        folder=folder,
-        curves=curves,
-        findings=find_wrong(facts, curves) | compare_evaluations(curves, evaluations),
-        evaluations=dict(sorted(evaluations.items())),
-        memory=read_memory(folder),
-        video=max(found, key=lambda path: path.stat().st_mtime, default=None),
-        facts=facts.facts(),
-        commands=facts.commands(next(iter(evaluations.values()), None)),
-        packages=facts.platform.PACKAGES,
-    )
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
@@ -236,14 +211,14 @@ def describe(runs: Sequence[Run]) -> Report:
         for number, run in enumerate(runs)
         for name, found in named_evaluations(run)
     ]
-    tasks = dict.fromkeys(run.facts["task"] for run in runs if "task" in run.facts)
+    tasks = dict.fromkeys(run.trained.task for run in runs if run.trained)
     return Report(
         heading=runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared",
         lead=", ".join(tasks) or "Task not noted",
         runs=runs,
         rows=rows,
         videos=[(run.name, run.video) for run in runs if run.video is not None],
-        versions=versions(tuple({package: None for run in runs for package in run.packages})),
+        versions=versions(tuple({package: None for run in runs for package in run.platform.PACKAGES})),
     )
 
 

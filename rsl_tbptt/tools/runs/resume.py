@@ -8,8 +8,6 @@ counts the iterations that it adds, and rsl_rl gives the first of them the numbe
 
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -105,7 +103,9 @@ class RunFacts:
             entry(agent, name, kind, self.folder / AGENT)
         device = agent.get("device") or "cpu"
         if not re.fullmatch(r"[a-z]+(:\d+)?", device):
-            raise ValueError(f"device is {device!r} in {self.folder / AGENT}, expected cpu or cuda:0.")
+            raise ValueError(
+                f"device is {device!r} in {self.folder / AGENT}, expected cpu or cuda:0."
+            )
         return agent
 
     @cached_property
@@ -294,13 +294,12 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
         missing = f"scene.num_envs in {folder / ENV} or max_iterations in {folder / AGENT}"
         raise ValueError(f"There is no {missing}, expected the training's configs.")
     settings, others = facts.platform.noted_settings(folder, trained)
-    training = facts.rest_of_training(
-        checkpoint, trained, iterations=iterations, settings=settings
-    )
-    number = number_of(checkpoint)
+    training = facts.rest_of_training(checkpoint, trained, iterations=iterations, settings=settings)
+    first = number_of(checkpoint)
+    last = first + training.iterations - 1
     remarks = [
         f"{training.iterations} iterations follow the newest checkpoint, {checkpoint.name}. rsl_rl"
-        f" numbers the first of them {number} again and the last {number + training.iterations - 1};"
+        f" numbers the first of them {first} again and the last {last};"
         f" max_iterations of the training was {agent['max_iterations']}.",
         f"{folder} does not tell the number of processes and the environment variables: add those"
         " of the training.",

@@ -24,8 +24,7 @@ from rsl_tbptt.models.one_step import recorded_latents
 from rsl_tbptt.tools.platforms import Simulation
 from rsl_tbptt.tools.progress import Progress
 from rsl_tbptt.tools.run import Run
-from rsl_tbptt.tools.simulate.heads import WatchedHeads
-from rsl_tbptt.tools.simulate.policies import build_policy, images_of
+from rsl_tbptt.tools.simulate.policies import WatchedHeads, build_policy, images_of
 
 MARK = b'"confidence_interval"'
 """Bytes in every file of an evaluation."""

@@ -12,11 +12,8 @@ whatever differs between their actions comes through the memory::
     lag                   0   1   2   3
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -55,19 +52,6 @@ FEWEST_SAMPLES = 8
 """A lag with fewer samples is not measured."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """Other observations of one group, from a first to a last step of each environment."""
-
-    group: str
-    first: torch.Tensor
-    """Shape: (N,)."""
-    last: torch.Tensor
-    """Shape: (N,)."""
-    values: Callable[[int], torch.Tensor]
-    """Returns the group's other observations of a step, shape (N, ...)."""
-
-
 class Recording:
     """A policy and a rollout that it can replay."""
 
@@ -95,7 +79,7 @@ class Recording:
 
     def replay(
         self,
-        change: Change | None = None,
+        see: Callable[[int], TensorDict] | None = None,
         *,
         carried: bool = False,
         note: list[torch.Tensor] | None = None,
@@ -103,7 +87,7 @@ class Recording:
         """Run the policy over all steps.
 
         Args:
-            change: Other observations. None replays the recorded ones.
+            see: Returns the observations of a step. None replays the recorded ones.
             carried: Start with the state that the policy has, instead of an empty one.
             note: List to which the hidden state of each step is added, (N, units).
 
@@ -116,21 +100,10 @@ class Recording:
         for step in range(self.num_steps):
             if step:
                 self.policy.reset(self.starts[step])
-            actions.append(self.policy(self._seen(step, change)).clone())
+            actions.append(self.policy(see(step) if see else self.obs[step]).clone())
             if note is not None and (state := as_tensors(self.policy.get_hidden_state())):
                 note.append(state[0].transpose(0, 1).flatten(1).clone())
         return torch.stack(actions)
-
-    def _seen(self, step: int, change: Change | None) -> TensorDict:
-        seen = self.obs[step]
-        if change is None:
-            return seen
-        where = (change.first <= step) & (step <= change.last)
-        old = seen[change.group]
-        where = where.view(-1, *[1] * (old.dim() - 1))
-        return seen.clone(False).update(
-            {change.group: torch.where(where, change.values(step), old)}
-        )
 
     def by_lag(self, actions: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Sum the actions' mean square changes, in their variances, by the steps since the change.
@@ -153,15 +126,35 @@ class Recording:
         sums = torch.where(same, squares.gather(0, steps), 0.0).sum(1)
         return torch.stack((sums, same.sum(1)))
 
-    def changed(self, change: Change) -> torch.Tensor:
-        """Replay with a change; return its differences as :meth:`by_lag` does."""
-        return self.by_lag(self.replay(change), change.last)
+    def changed(
+        self,
+        group: str,
+        first: torch.Tensor,
+        last: torch.Tensor,
+        values: Callable[[int], torch.Tensor],
+    ) -> torch.Tensor:
+        """Replay with other observations of one group; return differences as :meth:`by_lag` does.
+
+        Args:
+            group: Name of the group.
+            first: First changed step of each environment. Shape: (N,).
+            last: Last changed step. Shape: (N,).
+            values: Returns the group's other observations of a step, shape (N, ...).
+        """
+
+        def see(step: int) -> TensorDict:
+            old = self.obs[step][group]
+            where = ((first <= step) & (step <= last)).view(-1, *[1] * (old.dim() - 1))
+            new = torch.where(where, values(step), old)
+            return self.obs[step].clone(False).update({group: new})
+
+        return self.by_lag(self.replay(see), last)
 
     def exchanged(self, group: str, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Do so with observations of another environment in the same steps."""
         other = (self.envs + self.draw(1, self.num_envs)) % self.num_envs
         values = self.obs[group]
-        return self.changed(Change(group, first, last, lambda step: values[step][other]))
+        return self.changed(group, first, last, lambda step: values[step][other])
 
 
 def _check_enough(num_steps: int, num_envs: int) -> None:
@@ -266,8 +259,8 @@ def _measure_faults(
     }
     found = {}
     for name, (last, value) in broken.items():
-        change = Change(group, first, last, lambda _, value=value: value)
-        found[name] = _stay(_influence(recording.changed(change))[1:], SMALL)
+        by_lag = recording.changed(group, first, last, lambda _, value=value: value)
+        found[name] = _stay(_influence(by_lag)[1:], SMALL)
     return found
 
 

@@ -1,7 +1,5 @@
 """Say what the result of ``rsl-tbptt memory`` means; the command, reports and the doctor ask."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ A distillation with several micro-batches takes more than planned: with a small 
 environments a fifth more with 2, and a third more with 4.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from torch import nn
 
 from rsl_tbptt.core.memory import MemoryPlan
 from rsl_tbptt.files import AGENT, ENV, read_config
+from rsl_tbptt.installation import installed_version
 from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt.tools.platforms import (
     PLATFORMS,
@@ -116,7 +115,7 @@ def planned(
         return Planned(platform, trained, config, noted if noted.is_file() else None)
     if task is None:
         raise ValueError("--task is missing, expected it or --checkpoint or --env.")
-    platform = load_platform(platform_name or _installed())
+    platform = load_platform(platform_name) if platform_name else _installed()
     if platform.PROGRAM is None:
         if agent is None:
             raise ValueError("--agent is missing, expected with --env a YAML file of the runner.")
@@ -125,18 +124,15 @@ def planned(
     return Planned(platform, trained, platform.registered_agent(trained))
 
 
-def _installed() -> str:
+def _installed() -> Platform:
     """Return the first platform with tasks that is installed.
 
     Raises:
         ValueError: If none is.
     """
-    from rsl_tbptt.tools.machine import versions
-
-    for name in PLATFORMS:
-        platform = load_platform(name)
-        if platform.PROGRAM and versions(platform.PACKAGES)[platform.PACKAGES[0]] is not None:
-            return name
+    for platform in map(load_platform, PLATFORMS):
+        if platform.PROGRAM and installed_version(platform.PACKAGES[0]) is not None:
+            return platform
     raise ValueError(
         "Neither Isaac Lab nor mjlab is installed, expected one of them for --task. With rsl_rl"
         " alone name --env module:function and --agent."
@@ -270,7 +266,7 @@ def filled(what: Planned, env: Any, device: str) -> Any:
     algorithm.train_mode()
     # Training asks for the teachers' files when it starts.
     if "teacher" in cfg:
-        algorithm.teacher_loaded.is_loaded = True
+        algorithm.lazy_teacher.is_loaded = True
     elif what.agent["algorithm"].get("teacher_cfg"):
         algorithm.imitation.is_loaded = True
     if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):

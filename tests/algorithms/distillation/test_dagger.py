@@ -103,7 +103,7 @@ def test_the_share_falls_linearly_over_the_updates(last_update, counts):
 def test_every_environment_is_drawn_equally_often():
     torch.manual_seed(0)
     options = DistillationOptions(teacher_action_share=0.3)
-    dagger = Dagger(options, NUM_ENVS, torch.arange(NUM_ENVS))
+    dagger = Dagger(options, NUM_ENVS, torch.arange(NUM_ENVS), lambda: 0)
     actions, labels = torch.zeros(NUM_ENVS, 1), torch.ones(NUM_ENVS, 1)
     drawn = []
     for _ in range(1000):

@@ -259,7 +259,7 @@ UNFIT = [
 @pytest.mark.parametrize(("change", "message"), UNFIT)
 def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, change, message):
     algorithm = make({**config, "walk": {**config["walk"], **change}})
-    for start in (lambda: bool(algorithm.teacher_loaded), lambda: algorithm.act(None)):
+    for start in (algorithm.lazy_teacher.start_training, lambda: algorithm.act(None)):
         with pytest.raises(ValueError, match=message):
             start()
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_brings_all_teachers_by_name_and_needs_no_file(config):
 
 def test_a_checkpoint_of_other_teachers_is_refused(config):
     algorithm = make(config)
-    assert algorithm.teacher_loaded
+    algorithm.lazy_teacher.start_training()
     before, saved = parameters_of(algorithm), algorithm.save()
     teacher = saved["teacher_state_dict"]
     fewer = {key: tensor for key, tensor in teacher.items() if "hop" not in key}

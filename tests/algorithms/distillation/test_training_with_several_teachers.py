@@ -114,7 +114,7 @@ def start_of_rank(rank, config, folder):
         chosen = missing if rank == 1 else config
         refused = make(chosen, num_envs=SHARES[rank], multi_gpu_cfg=share.cfg)
         with pytest.raises(ValueError, match=message):
-            bool(refused.teacher_loaded)
+            refused.lazy_teacher.start_training()
 
 
 @pytest.mark.slow

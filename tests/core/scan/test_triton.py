@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.launches import Launches
 from support.scan_cases import H, assert_all_close, make_case, values_and_gradients
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.scan import CELLS, recurrent_scan, triton, unchanged_weights
 from rsl_tbptt.core.scan.cells import OF_TORCH
-from scripts.benchmark.launches import Launches
 
 pytestmark = pytest.mark.engines("triton")
 

@@ -84,15 +84,3 @@ def kernels_without_work() -> Iterator[None]:
         patch.dict(ENGINES, anywhere),
     ):
         yield
-
-
-def launches_per_step(algorithm: Any) -> float:
-    """Return the launches from one optimiser step of an update to the next, the mean."""
-    ends: list[int] = []
-    with Launches() as launches:
-        hook = algorithm.optimizer.register_step_post_hook(
-            lambda *_: ends.append(len(launches.names))
-        )
-        algorithm.update()
-    hook.remove()
-    return (ends[-1] - ends[0]) / (len(ends) - 1)

@@ -1,1 +1,0 @@
-"""Compare one gradient with other libraries, each used as its documentation says."""

@@ -1,0 +1,89 @@
+"""The figure of a sweep: how its policies learned."""
+
+from collections.abc import Collection
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+from scripts.pipeline.learning import KEPT, Curve, Learning
+
+BLUE, GREEN, VERMILION, PURPLE = "#0072b2", "#009e73", "#d55e00", "#cc79a7"
+BLACK, ORANGE, SKY = "#000000", "#e69f00", "#56b4e9"
+PALETTE = (BLUE, GREEN, VERMILION, PURPLE, BLACK, ORANGE, SKY)
+"""Colours for any colour vision: Okabe and Ito (2008), Color Universal Design."""
+POLICIES = {
+    "teacher": ("teacher", BLACK),
+    "student": ("student of rsl_tbptt (this)", BLUE),
+    "rsl_rl": ("student of rsl_rl", VERMILION),
+    "rsl_rl_tuned": ("student of rsl_rl, tuned", ORANGE),
+    "latest_rollout": ("student without replay buffer", GREEN),
+    "memoryless": ("student without memory", PURPLE),
+}
+"""Label and colour, in every figure, of policies by their names in ``configs/``."""
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "svg.fonttype": "none",  # text stays text, which is small
+    "svg.hashsalt": "rsl_tbptt",
+}
+
+
+def policy_styles(names: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return a label and a colour for each policy, those of ``POLICIES`` for the ones in it."""
+    taken = {POLICIES[name][1] for name in names if name in POLICIES}
+    free = (colour for colour in PALETTE if colour not in taken)
+    return {name: POLICIES.get(name) or (name, next(free)) for name in names}
+
+
+def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
+    """Draw every policy's mean over the seeds, in a band from the worst to the best seed.
+
+    Args:
+        learnings: Policies of all seeds.
+        teacher: Name of the teacher, whose final return is drawn as the goal.
+        path: SVG file; its folder is created.
+    """
+    names = dict.fromkeys(learning.policy for learning in learnings)
+    policies = {name: [one for one in learnings if one.policy == name] for name in names}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+        for name, (label, colour) in policy_styles(policies).items():
+            seeds = policies[name]
+            iterations, mean, low, high = band([learning.curve for learning in seeds])
+            steps = [done * seeds[0].steps_per_iteration for done in iterations]
+            earlier = seeds[0].num_earlier_steps  # not in the curve
+            after = f", after {earlier / 1e6:.2f} million as a student" if earlier else ""
+            axes.plot(steps, mean, color=colour, label=label + after)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
+        goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
+        axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")
+        axes.set(
+            title=f"Return in training, mean and range of {len(policies[teacher])} seeds",
+            xlabel="environment steps of this training, in millions",
+            xlim=(0, None),
+        )
+        axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
+        axes.legend(frameon=False, loc="lower right")
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Summarise curves at the iterations where all have a value.
+
+    Args:
+        curves: Returns by iterations done, one curve per seed.
+
+    Returns:
+        Iterations, means, smallest and largest returns.
+    """
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[done] for curve in curves] for done in shared]
+    return shared, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]
