@@ -188,9 +188,17 @@ def _of_heads(
     return total
 
 
+def _huber(error: torch.Tensor) -> torch.Tensor:
+    return torch.where(error < 1, 0.5 * error.square(), error - 0.5)
+
+
+def _bce(probability: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -(target * probability.log() + (1 - target) * (1 - probability).log())
+
+
 _LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "mse": torch.nn.functional.mse_loss,
-    "huber": torch.nn.functional.huber_loss,
-    "bce": torch.nn.functional.binary_cross_entropy_with_logits,
-    "support.helpers:absolute_error": torch.nn.functional.l1_loss,
+    "mse": lambda output, target: (output - target).square().mean(),
+    "huber": lambda output, target: _huber((output - target).abs()).mean(),
+    "bce": lambda output, target: _bce(output.sigmoid(), target).mean(),
+    "support.helpers:absolute_error": lambda output, target: (output - target).abs().mean(),
 }

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from rsl_rl.algorithms import PPO, Distillation
 from support.auxiliary_reference import HEADS, vector
 from support.helpers import (
     make_distillation,
@@ -13,6 +14,7 @@ from support.helpers import (
     roll_out,
     train,
 )
+from support.imitation import forget
 from support.inside import assert_same, networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -151,12 +153,43 @@ def test_layers_of_a_recurrent_teacher_are_recorded():
         model.reset(storage.dones[t].squeeze(-1))
 
 
+@pytest.mark.parametrize(
+    ("make", "coef"), [(distillation, 1.0), (by_ppo, 1.0), (distillation, 0.0)]
+)
+def test_nan_in_a_target_is_named_and_undone_unless_its_head_has_no_weight(make, coef):
+    algorithm = make(auxiliary={"x": {"target": "state", "columns": [0], "coef": coef}})
+    train(algorithm, 0)
+    before = all_of(algorithm)
+    roll_out(algorithm, 1)
+    algorithm.storage.observations["state"][2, 1, 0] = math.nan
+    if coef == 0.0:
+        assert algorithm.update()["skipped_updates"] == 0.0
+        assert all(each.isfinite().all() for each in all_of(algorithm))
+        return
+    message = r"group 'state' of environments \[1\], first at step 2"
+    with pytest.warns(UserWarning, match=message):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(all_of(algorithm), before)
+
+
 def test_nan_in_a_layer_of_the_teacher_is_named():
     algorithm = distillation(auxiliary=LATENT)
     roll_out(algorithm, 0)
     algorithm._labels.layers.outputs["mlp.0"][3, 2] = math.nan
     with pytest.warns(UserWarning, match=r"the teacher's layer 'mlp.0' of environments \[2\]"):
         algorithm.update()
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_a_resumed_run_continues_with_its_heads(make):
+    first, second = make(auxiliary=HEADS), make(auxiliary=HEADS)
+    train(first, 0, 1)
+    train(second, 5)
+    second.load(through_a_file(first.save()), None, strict=True)
+    for algorithm in (first, second):
+        forget(algorithm)
+        train(algorithm, 2, 3)
+    assert_same(all_of(second), all_of(first))
 
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
@@ -167,7 +200,12 @@ def test_checkpoints_load_with_and_without_heads(make):
     without_heads = {key: value for key, value in checkpoint.items() if key != "rsl_tbptt"}
     with pytest.warns(UserWarning, match=r"heads: \['velocity'.* of the checkpoint are not in"):
         without.load(checkpoint, None, strict=True)
-    assert torch.equal(parameters_of(without), parameters_of(with_heads))
+    stock: Any = make_ppo(PPO, T, N)
+    if make is distillation:
+        stock = make_distillation(Distillation, T, N, gradient_length=3)
+    stock.load(checkpoint, None, strict=True)
+    for loaded in (without, stock):
+        assert torch.equal(parameters_of(loaded), parameters_of(with_heads))
     before = heads_of(fresh)
     with pytest.warns(
         UserWarning, match=r"heads: \['velocity'.* are not in the checkpoint and begin anew\.$"

@@ -174,18 +174,37 @@ def test_the_weight_is_constant_in_the_warm_up_and_then_falls(warmup, updates, s
     assert go_on(algorithm, 0, len(shares)) == pytest.approx([0.8 * share for share in shares])
 
 
+def test_a_teachers_state_recovers_from_a_nan_after_its_rollout():
+    algorithm = make_fine_tuned("lstm")
+
+    def poison(step, obs, rewards):
+        if step == 3:
+            obs["state"][1] = float("nan")
+
+    with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 3"):
+        train(algorithm, 0, done_rate=0.0, on_step=poison)
+    assert train(algorithm, 1, done_rate=0.0)["teacher_coef"] == 0.8
+
+
+OTHER_TEACHER = r"of the teacher: |for the teacher"
+
+
 @pytest.mark.parametrize(
-    ("kinds", "message"),
+    ("checkpoint", "load_cfg", "message"),
     [
-        ({"teacher": "gru"}, r"of the teacher: |for the teacher"),
-        ({"student": "gru"}, "actor"),
+        (lambda: distilled(teacher="gru"), None, OTHER_TEACHER),
+        (lambda: make_fine_tuned("gru").save(), None, OTHER_TEACHER),
+        (lambda: distilled(student="gru"), None, "actor"),
+        (distilled, {"critic": True}, "lacks 'critic_state_dict', it holds"),
     ],
 )
-def test_a_checkpoint_of_other_models_is_refused_and_changes_nothing(kinds, message):
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(
+    checkpoint, load_cfg, message
+):
     algorithm = make_pulled("lstm")
     before = parameters_of(algorithm)
     with pytest.raises(ValueError, match=message):
-        algorithm.load(distilled(**kinds), None, strict=True)
+        algorithm.load(checkpoint(), load_cfg, strict=True)
     assert torch.equal(parameters_of(algorithm), before)
     assert "imitation" not in algorithm.save()["rsl_tbptt"]
 

@@ -176,6 +176,14 @@ def test_returns_of_unfinished_episodes_or_nan_do_not_count(tmp_path):
     assert algorithm.imitation.returns.mean == pytest.approx(3 * 60 / 23)
 
 
+def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN)
+    roll_out(algorithm, 0, 1.0, on_step=fill(9.0))
+    algorithm.train_mode()  # as learn() does when it is called again
+    coefs_of(algorithm, 1, 2, done_rate=1.0, on_step=fill(1.0))
+    assert algorithm.imitation.returns.mean == pytest.approx(1.0)
+
+
 def test_a_resumed_run_continues_the_schedule_without_the_file(tmp_path):
     options = {**BY_RETURN, "teacher_coef_end": 0.1}
     hook = {"done_rate": 0.5, "on_step": fill(2.0)}
@@ -203,6 +211,14 @@ def check_teacher(algorithm, expected):
     """Check what teacher an algorithm would save."""
     for name, value in algorithm.save()["rsl_tbptt"]["imitation"]["teacher_state_dict"].items():
         assert torch.equal(value, expected[name])
+
+
+def test_a_student_without_its_teacher_uses_that_of_the_file(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path))
+    student = {"student_state_dict": distilled()["student_state_dict"]}
+    algorithm.load(student, None, strict=True)
+    roll_out(algorithm, 0)
+    check_teacher(algorithm, make_model("teacher", "lstm", 4, seed=7).state_dict())
 
 
 @pytest.mark.parametrize("name", ["model_3.pt", "latest"])
@@ -286,11 +302,16 @@ def run_rank(rank, path, folder):
     with group(rank, (4, 4), folder) as share:
         algorithm = make_imitating(path, multi_gpu_cfg=share.cfg, **BY_RETURN)
         coefs = coefs_of(algorithm, 0, 2, done_rate=1.0, on_step=fill(3.0 + 4 * rank))
+        refused = make_imitating("gone.pt" if rank else path, multi_gpu_cfg=share.cfg)
+        with pytest.raises(
+            ValueError, match=r"On rank 1: The checkpoint 'gone\.pt' does not exist"
+        ):
+            roll_out(refused, 0)
     torch.save(coefs, f"{folder}/rank{rank}.pt")
 
 
 @pytest.mark.slow
-def test_ranks_follow_the_mean_return_of_all(tmp_path):
+def test_ranks_follow_the_mean_return_of_all_and_end_with_the_error_of_one(tmp_path):
     run_ranks(run_rank, (teacher_file(tmp_path), str(tmp_path)), 2)
     for rank in range(2):  # the mean is 5, half of what ends the imitation
         assert torch.load(tmp_path / f"rank{rank}.pt") == pytest.approx([0.8, 0.4])

@@ -150,6 +150,18 @@ def test_without_final_observations_it_warns_once_and_names_the_option():
     algorithm.update()
 
 
+def test_gradients_from_elsewhere_do_not_enter_the_update():
+    results = []
+    for left in (0.0, 100.0):
+        algorithm = make_ppo(TbpttPPO, 6, 4, shuffle_envs=False)
+        for model in (algorithm.actor, algorithm.critic):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, left)
+        train(algorithm, 0)
+        results.append(parameters_of(algorithm))
+    assert torch.equal(*results)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

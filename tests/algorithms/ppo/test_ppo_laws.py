@@ -60,7 +60,7 @@ def ready(done_rate=0.3, **options):
     return algorithm, states
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(
     **sizes,
     gradient_length=st.one_of(st.none(), st.integers(1, 10)),

@@ -50,6 +50,14 @@ def test_the_value_error_is_the_larger_of_clipped_and_unclipped():
     assert clipped.tolist() == pytest.approx([0.8**2, 4, 0.81])
 
 
+def test_the_penalty_pulls_back_to_the_policy_that_acted():
+    weak, strong = (
+        train(make_ppo(TbpttPPO, 6, 4, **PENALTY, kl_penalty_coef=coef, num_learning_epochs=10), 0)
+        for coef in (1e-3, 1e3)
+    )
+    assert strong["kl"] < weak["kl"] / 4
+
+
 def rollout_with_kl(algorithm, kl):
     """Roll out, then shift the stored mean of the acting policy to a KL divergence of ``kl``."""
     roll_out(algorithm, 0)
@@ -78,3 +86,15 @@ def test_the_coefficient_follows_the_kl_of_the_last_epoch():
     )
     train(algorithm, 0)  # its first epoch had the policy that acted
     assert algorithm.save()["rsl_tbptt"]["kl_coef"] == 2.0
+
+
+def test_the_coefficient_is_saved_and_loaded():
+    source, target = (make_ppo(TbpttPPO, 6, 4, **PENALTY) for _ in range(2))
+    rollout_with_kl(source, 1.0)
+    source.update()
+    saved = source.save()
+    from_rsl_rl = {key: value for key, value in saved.items() if key != "rsl_tbptt"}
+    for checkpoint, coef in ((saved, 2.0), (from_rsl_rl, 1.0)):
+        target.load(checkpoint, None, strict=True)
+        rollout_with_kl(target, 1.0)
+        assert target.update()["kl_coef"] == coef

@@ -68,5 +68,7 @@ def test_parameters_equal_rsl_rl(actor, critic, options):
     expected_metrics, metrics = (train(each, *range(updates)) for each in (theirs, ours))
     torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), **PARITY_FLOAT32)
     assert ours.learning_rate == pytest.approx(theirs.learning_rate)
+    rates = [ours.learning_rate, *(group["lr"] for group in ours.optimizer.param_groups)]
+    assert {type(rate) for rate in rates} == {float}  # as in rsl_rl's logger and checkpoints
     for name in ("value", "surrogate", "entropy"):
         assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-3, abs=1e-5)

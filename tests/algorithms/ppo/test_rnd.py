@@ -8,7 +8,9 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from support.helpers import make_ppo, parameters_of, rnd_cfg, roll_out, train
-from support.tolerances import PARITY_FLOAT32
+from support.imitation import forget
+from support.inside import assert_same, everything, through_a_file
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -77,6 +79,35 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
     assert algorithm.update()["rnd"] == pytest.approx(sum(seen) / 4, rel=1e-5)
     expected = parameters_to_vector(rnd.predictor.parameters()).detach()
     torch.testing.assert_close(predictor_of(algorithm), expected, **PARITY_FLOAT32)
+
+
+def test_the_normaliser_sees_each_sample_once_after_the_update():
+    algorithm, seen = make(TbpttPPO, "lstm", state_normalization=True), []
+    normalizer = algorithm.rnd.state_normalizer
+    for update in range(2):
+        roll_out(algorithm, update)
+        assert normalizer.count == update * 6 * 8
+        seen.append(algorithm.storage.observations["state"].flatten(0, 1).clone())
+        algorithm.update()
+    samples = torch.cat(seen)
+    assert normalizer.count == len(samples)
+    torch.testing.assert_close(normalizer.mean, samples.mean(0), **SAME_FLOAT32)
+    torch.testing.assert_close(normalizer.std, samples.std(0, unbiased=False), **SAME_FLOAT32)
+
+
+def test_a_checkpoint_brings_networks_normalisers_and_optimiser():
+    normalized = dict.fromkeys(NORMALIZATIONS, True)
+    source, target = (make(TbpttPPO, "lstm", **normalized) for _ in range(2))
+    train(source, 0)
+    with torch.no_grad():
+        for parameter in target.rnd.parameters():
+            parameter.add_(1.0)
+    target.load(through_a_file(source.save()), None, strict=True)
+    for algorithm in (source, target):
+        forget(algorithm)
+        train(algorithm, 1)
+    assert_same(everything(target), everything(source))
+    assert_same(target.rnd.state_dict(), source.rnd.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")

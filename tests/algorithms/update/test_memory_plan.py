@@ -41,6 +41,9 @@ CASES = {
     "PPO, whole rollout": ppo,
     "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
     "distillation, CNN with memory": lambda **o: distillation(student="cnn-lstm", **o),
+    "distillation, heads": lambda **o: distillation(
+        auxiliary={"x": {"target": "state", "hidden_dims": [64, 64]}}, **o
+    ),
     "PPO, RND": lambda **o: ppo(
         gradient_length=4, rnd_cfg=rnd_cfg(num_outputs=8, predictor_hidden_dims=[64, 64]), **o
     ),

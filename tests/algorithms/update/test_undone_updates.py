@@ -136,8 +136,9 @@ def distilling_with_a_buffer():
     return after_two_updates(algorithm)
 
 
-def reinforcing_with_symmetry():
-    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg()))
+def reinforcing_with_symmetry_and_rnd():
+    rnd = rnd_cfg(state_normalization=True)
+    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg(), rnd_cfg=rnd))
 
 
 def fine_tuning():
@@ -157,6 +158,7 @@ def whole_state(algorithm):
     """Copy all that a training continues with, besides the states of robots."""
     saved = algorithm.save()
     del saved["rsl_tbptt"]["models"]  # only names
+    saved["rsl_tbptt"].pop("rnd", None)  # goes back to the rollout's start
     return copy.deepcopy([saved, algorithm.learning_rate])
 
 
@@ -180,7 +182,9 @@ MOMENTS = {
         *("transaction._watch", "MirroredRobots.split", "MirroredRobots.advance"),
         "LossPerTeacher.advance",
     ],
-    reinforcing_with_symmetry: ["_begin_update", "conclude", "MirroredRobots.advance", "_advance"],
+    reinforcing_with_symmetry_and_rnd: [
+        *("_begin_update", "conclude", "MirroredRobots.advance", "_advance", "RndTraining.step"),
+    ],
     fine_tuning: [
         *("_begin_update", "conclude", "_metrics", "_update_normalization", "transaction._fetch"),
         *("gradient.policy_loss.adapt", "imitation.returns.conclude"),
