@@ -15,6 +15,7 @@ from support.helpers import (
     make_ppo,
     parameters_of,
     roll_out,
+    train,
 )
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -95,6 +96,14 @@ def test_the_first_update_finds_a_model_without_gradient_and_is_undone():
     assert torch.equal(parameters_of(algorithm), before)
 
 
+def test_a_frozen_model_is_none_of_them():
+    algorithm, ppo = distilling(), make_ppo(TbpttPPO, 4, 4, value_loss_coef=0.0)
+    algorithm.student.requires_grad_(False)
+    ppo.actor.requires_grad_(False)
+    assert train(algorithm, 0)["grad_norm"] == 0
+    assert train(ppo, 0)["actor_grad_norm"] == 0
+
+
 def nll(model, obs, actions):
     """Return the reference: every action is a choice of three with its own logits."""
     log_probs = model.mlp(model.get_latent(obs)).log_softmax(-1)
@@ -118,6 +127,16 @@ def test_nll_of_discrete_actions_has_the_gradient_of_its_equation():
     expected = torch.cat([each.flatten() for each in gradient])
     norm = max(1.0, expected.norm().item())
     torch.testing.assert_close(step, expected / norm, rtol=1e-5, atol=1e-9)
+
+
+def test_a_missing_discrete_label_never_reaches_the_distribution():
+    weight = {"imitation_weight": lambda rollout: (~rollout.labels.isnan().any(-1)).double()}
+    algorithm = distilling(3, loss_type="nll", student_kwargs=OF_DISCRETE, **weight)
+    roll_out(algorithm, 0)
+    algorithm.storage.privileged_actions.clamp_(0, 2)[1, 2] = torch.nan
+    metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 0
+    assert metrics["imitation_weight"] == pytest.approx(11 / 12)
 
 
 def imitating(loss, actor, teacher=None):

@@ -12,6 +12,7 @@ from support.helpers import (
     train,
 )
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from torch.distributions import Normal, kl_divergence
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.health import limit_of
@@ -48,6 +49,9 @@ def test_replay_at_fixed_parameters_reproduces_the_states_of_the_rollout(student
         TbpttDistillation, 11, 5, student=student, gradient_length=4, learning_rate=1e-30, **options
     )
     for seed in range(3):
+        if seed == 2:
+            with torch.inference_mode():  # someone plays between two calls of learn()
+                algorithm.student(algorithm.storage.observations[0])
         roll_out(algorithm, seed)
         live = copy.deepcopy(algorithm.student.get_hidden_state())
         algorithm.update()
@@ -85,6 +89,23 @@ def test_other_recurrent_models_run_step_by_step(loss_type):
         train(algorithm, 0, 1)
         results.append(parameters_of(algorithm))
     torch.testing.assert_close(*results, **PARITY_FLOAT32)
+
+
+def test_kl_compares_with_the_teachers_own_distribution():
+    algorithm = make_distillation(TbpttDistillation, 4, 3, loss_type="kl", gradient_length=4)
+    algorithm.teacher.distribution.std_param.data.fill_(0.7)
+    models = algorithm.teacher, copy.deepcopy(algorithm.student)
+    roll_out(algorithm, 0)
+    storage, expected = algorithm.storage, []
+    for obs, dones in zip(storage.observations, storage.dones[..., 0], strict=True):
+        gaussians = []
+        for model in models:
+            model(obs, stochastic_output=True)
+            gaussians.append(Normal(model.output_mean, model.output_std))
+        expected.append(kl_divergence(*gaussians).sum(-1))
+        models[1].reset(dones)
+    loss = torch.stack(expected).mean().item()
+    assert algorithm.update()["behavior"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_metrics_are_plain_numbers_with_the_true_rates():

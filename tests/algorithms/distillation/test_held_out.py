@@ -236,6 +236,17 @@ def test_returns_continue_after_a_resume_or_begin_anew():
     assert found == [[None, (5 + 220) / 2, (30 + 220) / 2], [None, None, None]]
 
 
+def test_an_undone_update_leaves_returns_to_continue():
+    algorithm = make(4, 2, gradient_length=2)
+    live(algorithm, REWARDS[:2], ENDS[:2])
+    bias = algorithm.student.get_parameter("mlp.0.bias").data
+    bias[0] = torch.nan  # undoes the next update
+    with pytest.warns(UserWarning, match="An update"):
+        live(algorithm, REWARDS[2:4], ENDS[2:4])
+    bias[0] = 0.0
+    assert live(algorithm, REWARDS[4:], ENDS[4:]) == [None, (5 + 220) / 2, (30 + 220) / 2]
+
+
 # What follows is several ranks.
 
 

@@ -17,6 +17,7 @@ from support.helpers import (
     weigh,
 )
 from support.tbptt_reference import WeightedSequences, weighted_gradients
+from support.tolerances import EXACT_FLOAT64
 from torch.distributions import Bernoulli
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -109,6 +110,9 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
         reference.load_state_dict(algorithm.student.state_dict())
         algorithm.seen.clear()
         metrics = algorithm.update()
+        if loss is joint_and_gripper:
+            both = metrics["behavior/joint"] + 0.5 * metrics["behavior/gripper"]
+            assert metrics["behavior"] == pytest.approx(both, rel=1e-5)
         assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, loss))
         of_rollout = sequences[-1]
         with torch.no_grad():
@@ -145,6 +149,19 @@ def test_steps_without_loss_do_not_count():
     expected = weighted_gradients(reference, [sequences], 3, 3, squared, num_loss_steps=6)
     assert_gradients(algorithm.seen, expected)
     assert metrics["imitation_weight"] == pytest.approx(sequences.weights[:6].mean().item())
+
+
+@pytest.mark.usefixtures("float64_here")
+@pytest.mark.parametrize(("loss_reduction", "constant"), [("mean", 0.25), ("sum", 3.0)])
+def test_a_constant_weight_changes_nothing(loss_reduction, constant):
+    shared = {"num_mini_batches": 2, "buffer_rollouts": 2, "loss_reduction": loss_reduction}
+    results = []
+    for weight in (None, lambda transitions: torch.full((T, N), constant)):
+        algorithm = make(imitation_weight=weight, **shared)
+        metrics = train(algorithm, 0, 1, 2)
+        results.append((parameters_of(algorithm), metrics["behavior"]))
+    assert metrics["imitation_weight"] == constant
+    torch.testing.assert_close(*results, **EXACT_FLOAT64)
 
 
 @pytest.mark.parametrize("before", [None, weigh])
@@ -251,6 +268,18 @@ def test_the_steps_of_an_episode_are_counted_over_rollouts():
     assert steps.max() > T
 
 
+def test_a_function_gets_the_executed_actions():
+    seen = []
+
+    def look(transitions):
+        seen.append((transitions.actions == transitions.labels).all(-1))
+        return torch.ones(T, N)
+
+    train(make(imitation_weight=look, teacher_action_share=0.4), 0)
+    assert seen[-1].all(0).sum() == 2  # the environments in which the teacher acts
+    assert seen[-1].sum() == 2 * T
+
+
 LEFT_OUT = torch.zeros(T, N, dtype=torch.bool)
 LEFT_OUT[[1, 2, 4], [0, 3, 3]] = True
 HEAD = {"auxiliary": {"state": {"target": "state", "coef": 0.5}}}
@@ -309,6 +338,15 @@ def test_only_a_nan_label_with_weight_is_named(loss_type):
     algorithm.storage.privileged_actions[bad] = math.nan
     with pytest.warns(UserWarning, match=r"in teacher actions of environments \[2\], first at"):
         assert algorithm.update() == {"skipped_updates": 2.0}
+
+
+def test_a_buffer_with_nan_without_weight_serves_a_run_without_weights():
+    options = {"buffer_rollouts": 2, "save_buffer": True}
+    algorithm = make(imitation_weight=leave_out, **options)
+    train(algorithm, 0, on_step=spoil(math.nan))
+    resumed = make(imitation_weight=None, **options)
+    resumed.load(algorithm.save(), None, strict=True)
+    assert train(resumed, 1, 2)["skipped_updates"] == 0.0
 
 
 @pytest.mark.parametrize(("value", "text"), [(-0.5, r"-0\.5"), (math.nan, "nan")])

@@ -57,3 +57,13 @@ def test_labels_and_updates_equal_those_of_the_steps(
         torch.testing.assert_close(
             parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32
         )
+
+
+def test_a_nan_in_the_teachers_observations_is_named_and_undone():
+    algorithm = make(MLPModel, batch_teacher_labels=True)
+    before = parameters_of(algorithm)
+    with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 2"):
+        train(
+            algorithm, 0, on_step=lambda step, obs: step == 2 and obs["state"][1].fill_(torch.nan)
+        )
+    assert torch.equal(parameters_of(algorithm), before)

@@ -1,5 +1,7 @@
 """The learning rate falls over the updates, and a resumed run continues the schedule."""
 
+import copy
+
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner
@@ -81,7 +83,40 @@ def test_a_resumed_run_continues_the_schedule(optimizer):
     assert torch.equal(parameters(target), parameters(source))
 
 
+@pytest.mark.filterwarnings("ignore:An update met NaN")
+def test_a_skipped_update_does_not_count():
+    algorithm = make(**SGD, learning_rate_updates=2)
+    train(algorithm, 0, on_step=lambda _, obs: obs["policy"].fill_(torch.nan))
+    train(algorithm, 0)
+    assert rates(algorithm) == {RATE}
+
+
 def test_the_rate_of_a_checkpoint_is_logged():
     source, target = make(**SGD), make(**SGD | {"learning_rate": 0.5})
     target.load(source.save(), None, strict=True)
     assert target.learning_rate == rates(target).pop() == RATE
+
+
+@pytest.mark.parametrize("missing", ["optimizer_state_dict", "betas"])
+def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(missing):
+    source, target = make(), make()
+    train(source, 0)
+    checkpoint, before = copy.deepcopy(source.save()), parameters(target)
+    if checkpoint.pop(missing, None) is None:
+        del checkpoint["optimizer_state_dict"]["param_groups"][0][missing]
+    with pytest.raises(ValueError, match=f"checkpoint.*{missing}"):
+        target.load(checkpoint, None, strict=True)
+    assert torch.equal(parameters(target), before)
+    target.load(checkpoint, {"student": True, "teacher": True}, strict=True)
+    assert torch.equal(parameters(target), parameters(source))
+
+
+@pytest.mark.parametrize("load_cfg", [{}, {"teacher": True}, {"student": True}])
+def test_only_what_is_asked_for_is_loaded(load_cfg):
+    source, target = make(), make()
+    train(source, 0)
+    target.load(source.save(), load_cfg, strict=True)
+    of_student = "student" in load_cfg
+    assert torch.equal(parameters(target), parameters(source)) == of_student
+    assert target.num_updates == int(of_student)
+    assert target.lazy_teacher.is_loaded == ("teacher" in load_cfg)

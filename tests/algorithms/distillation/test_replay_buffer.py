@@ -1,5 +1,7 @@
 """The replay buffer: a uniform sample of all sequences, exact weights, whole sequences."""
 
+import copy
+
 import pytest
 import torch
 from support.helpers import (
@@ -8,6 +10,7 @@ from support.helpers import (
     roll_out,
     train,
 )
+from support.inside import assert_same
 
 from rsl_tbptt.algorithms import TbpttDistillation
 
@@ -143,3 +146,22 @@ def test_playing_allocates_nothing():
     algorithm = make(buffer_rollouts=10**9, buffer_gb=None)
     algorithm.load(algorithm.save(), None, strict=True)
     assert algorithm.experience.buffer is None
+
+
+@pytest.mark.parametrize(
+    ("missing", "num_steps"),
+    [("optimizer_state_dict", T), ("student_state_dict", T), ("", T + 1)],
+)
+def test_a_checkpoint_that_cannot_be_loaded_leaves_a_running_training_as_it_was(missing, num_steps):
+    algorithm, other = make(save_buffer=True), make(num_steps, save_buffer=True)
+    train(algorithm, 0, 1)
+    train(other, 2)
+    checkpoint = {key: value for key, value in other.save().items() if key != missing}
+    before = copy.deepcopy(algorithm.save())
+    with pytest.raises(ValueError, match=missing or "set save_buffer to False"):
+        algorithm.load(checkpoint, {"student": True, "optimizer": True}, strict=True)
+    assert algorithm.experience.buffer.num_kept == 2 * N
+    after = algorithm.save()
+    for saved in (before, after):
+        del saved["rsl_tbptt"]["models"]  # only names
+    assert_same(after, before)

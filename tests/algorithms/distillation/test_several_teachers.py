@@ -95,7 +95,7 @@ def mean_losses(algorithm, obs, labels, dones):
 def test_the_loss_of_each_teacher_is_the_mean_over_its_samples(config, options):
     algorithm = make(config, learning_rate=1e-30, **options)
     for seed in range(2):
-        obs, dones = random_rollout(seed, len(config))
+        obs, dones = random_rollout(seed, len(config) - seed)  # at last without the last teacher
         roll_out(algorithm, obs, dones)
         labels = algorithm.storage.privileged_actions.clone()
         expected = mean_losses(algorithm, obs, labels, dones)
@@ -259,9 +259,11 @@ UNFIT = [
 @pytest.mark.parametrize(("change", "message"), UNFIT)
 def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, change, message):
     algorithm = make({**config, "walk": {**config["walk"], **change}})
+    before = copy.deepcopy(algorithm.teacher.state_dict())
     for start in (algorithm.lazy_teacher.start_training, lambda: algorithm.act(None)):
         with pytest.raises(ValueError, match=message):
             start()
+    assert_same(algorithm.teacher.state_dict(), before)
 
 
 def test_a_checkpoint_brings_all_teachers_by_name_and_needs_no_file(config):
@@ -271,12 +273,46 @@ def test_a_checkpoint_brings_all_teachers_by_name_and_needs_no_file(config):
     resumed = make(nowhere)
     resumed.load(copy.deepcopy(algorithm.save()), None, strict=True)
     assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
-    assert resumed.teacher_loaded
+    stock = make(nowhere, algorithm=Distillation, gradient_length=3)
+    stock.load(copy.deepcopy(resumed.save()), None, strict=True)
+    resumed.load(stock.save(), None, strict=True)
+    assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
+    train(resumed, *random_rollout(1, len(config)))
     for name, model in load_alone(config).items():
         assert_same(resumed.teacher.teachers[name].state_dict(), model.state_dict())
     player = make(nowhere)
     player.load(algorithm.save(), {"student": True}, strict=True)  # a policy that plays
     assert torch.equal(parameters_of(player), parameters_of(algorithm))
+
+
+def test_a_nan_that_one_teacher_has_seen_leaves_the_memory_of_another(config):
+    algorithm = make(config)
+    obs, dones = random_rollout(0, len(config))
+    obs["state"][-1, 2], obs["skill"][-1, 2] = torch.nan, ALL.index("hop")
+    roll_out(algorithm, obs, torch.zeros_like(dones))
+    teachers = [algorithm.teacher.teachers[name] for name in ("trot", "hop")]
+    trot, hop = (copy.deepcopy(each.get_hidden_state()) for each in teachers)
+    with pytest.warns(UserWarning, match=r"'state' of environments \[2\]"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(teachers[0].get_hidden_state(), trot)
+    hop[:, 2] = 0.0
+    assert_same(teachers[1].get_hidden_state(), hop)
+
+
+@pytest.mark.usefixtures("_choosing")
+def test_distribution_parameters_are_those_of_the_selected_teachers(config):
+    """Even if the first of them has no row."""
+    teachers = select(config)
+    teachers.load_checkpoints()
+    for number, model in enumerate(teachers.teachers.values()):
+        model.distribution.std_param.data.fill_(0.2 + number)
+    obs = random_rollout(0, len(config))[0][0]
+    obs["skill"].clamp_(min=1.0)
+    teachers(obs, stochastic_output=True)
+    mean, std = teachers.output_distribution_params
+    torch.testing.assert_close(std, (0.2 + obs["skill"]).expand(N, 2), **SAME_FLOAT32)
+    teachers.reset()
+    torch.testing.assert_close(teachers(obs), mean, **SAME_FLOAT32)
 
 
 def test_a_checkpoint_of_other_teachers_is_refused(config):

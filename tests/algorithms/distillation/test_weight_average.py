@@ -160,3 +160,12 @@ def test_a_rollout_that_breaks_off_leaves_the_average(look, steps):
     assert torch.equal(parameters_of(algorithm), newest_of(algorithm))
     getattr(algorithm, look)()
     assert torch.equal(parameters_of(algorithm), average)
+
+
+def test_a_checkpoint_in_the_midst_of_a_rollout_changes_no_training():
+    algorithm, reference = make(), make()
+    for each in (algorithm, reference):
+        update(each, 0, 1)
+    update(algorithm, 2, on_step=lambda step, _: step == 3 and algorithm.save())
+    update(reference, 2)
+    assert_same(state(algorithm), state(reference))

@@ -95,6 +95,20 @@ def test_mirrored_deviations_stay_positive():
     assert (std > 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:An update met NaN")
+def test_mirrored_robots_continue_after_an_undone_update():
+    found = []
+    for label in (0.0, torch.nan):
+        algorithm = make("lstm", gradient_length=3, learning_rate=1e-30)
+        train(algorithm, 0)
+        roll_out(algorithm, 1)
+        algorithm.storage.privileged_actions[2, 1] = label
+        assert algorithm.update()["skipped_updates"] == (label != 0.0)
+        found.append(algorithm.mirrored.states["student"])
+    torch.testing.assert_close(*found, **EXACT_FLOAT64)
+    assert (found[0][0] != 0).any()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

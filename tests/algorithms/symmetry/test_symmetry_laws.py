@@ -193,6 +193,23 @@ def test_mirrored_robots_continue_after_an_undone_update(models, unit):
         torch.testing.assert_close(one, other, **EXACT_FLOAT64)
 
 
+def test_mirrored_robots_continue_after_an_interrupted_rollout():
+    """The steps before the error count."""
+
+    def interrupt(step, *_):
+        if step == 4:
+            raise KeyboardInterrupt
+
+    whole, interrupted = make(4), make(6)
+    live_through(whole, 0)
+    whole.update()
+    with pytest.raises(KeyboardInterrupt):
+        record_states(interrupted, 0, 0.3, interrupt)
+    interrupted.train_mode()  # as the runner's learn() does
+    found = [tensors_of(robots_of(each).states) for each in (whole, interrupted)]
+    torch.testing.assert_close(*found, **EXACT_FLOAT64)
+
+
 def test_a_nan_that_a_mirrored_robot_has_seen_leaves_its_state():
     algorithm = with_poisoned_image(2, ("lstm", "gru"))
     algorithm.storage.dones[:, VICTIM] = 0

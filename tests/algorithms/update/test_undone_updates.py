@@ -335,6 +335,43 @@ def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained):
     assert train(algorithm, 1)["skipped_updates"] == 0.0
 
 
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_a_buffer_that_an_update_breaks_is_restored(trained, monkeypatch):
+    algorithm = trained()
+    mask, conclude = torch.tensor([0.0, -INF]), algorithm.conclude
+    algorithm.transaction.modules[0].register_buffer("mask", mask)
+    breaking = lambda *args, **fixed: (mask.fill_(NAN), conclude(*args, **fixed))[1]  # noqa: E731
+    monkeypatch.setattr(algorithm, "conclude", breaking)
+    assert train(algorithm, 1) == {"skipped_updates": 1.0}
+    assert mask.tolist() == [0.0, -INF]
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+@pytest.mark.parametrize("kind", ["distillation", "ppo"])
+def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
+    options = {"num_mini_batches": 4, "num_micro_batches": 2}
+    if kind == "ppo":
+        algorithm = make_ppo(TbpttPPO, T, 16, **options)
+        model, replay = algorithm.actor, algorithm.gradient.actor
+    else:
+        options |= {"gradient_length": T, "buffer_rollouts": 2}
+        algorithm = make_distillation(TbpttDistillation, T, 16, **options)
+        model, replay = algorithm.student, algorithm._student.replay
+    sizes, accumulate = [], replay.accumulate
+
+    def watched(group, batch, *args, num_micro_batches, **fixed):
+        sizes.append(batch.num_envs / num_micro_batches)
+        return accumulate(group, batch, *args, num_micro_batches=num_micro_batches, **fixed)
+
+    monkeypatch.setattr(replay, "accumulate", watched)
+    train(algorithm, 0, 1)
+    largest = max(sizes)
+    model.mlp[0].weight.register_hook(lambda gradient: gradient * NAN)
+    sizes.clear()
+    assert train(algorithm, 2) == {"skipped_updates": 1.0}
+    assert max(sizes) <= largest
+
+
 @pytest.mark.parametrize("is_input", [True, False])
 def test_a_group_without_columns_is_searched_too(is_input):
     """A selector of teachers may be one number per environment."""
