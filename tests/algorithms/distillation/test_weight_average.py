@@ -7,6 +7,7 @@ import torch
 from rsl_rl.algorithms import Distillation
 from support.helpers import (
     make_distillation,
+    make_model,
     make_obs,
     make_ppo,
     parameters_of,
@@ -138,6 +139,19 @@ def test_a_checkpoint_without_an_average_begins_one():
     for each in (algorithm, without):
         update(each, 2)
     assert torch.equal(parameters_of(algorithm), parameters_of(without))
+
+
+def test_parameters_that_you_set_are_trained_on():
+    algorithm, reference = make(), make()
+    for each in (algorithm, reference):
+        update(each, 0, 1)
+    other = make_model("student", "mlp", N, seed=9)
+    algorithm.student.load_state_dict(other.state_dict())
+    kept = extension(reference, "weight_average")
+    kept.newest = {f"student.{n}": p.detach().clone() for n, p in other.named_parameters()}
+    for each in (algorithm, reference):
+        update(each, 2)
+    assert torch.equal(newest_of(algorithm), newest_of(reference))
 
 
 def break_off(algorithm, seed, steps):
