@@ -142,7 +142,8 @@ class Study:
             runner = self._with_teacher(self.runner(self.task["student"], 0, {}), teacher)
             yield {"training": "teacher", "return": self.evaluate(teacher, runner.alg.teacher)}
         rates = ("constant", "linear")[: 1 + distils]
-        for seed, acts, rate in product(seeds, self.task.get("acts", [NEWEST]), rates):
+        variants: Any = product(seeds, self.task.get("acts", [NEWEST]), rates)
+        for seed, acts, rate in variants:
             if (training := f"{seed}, {acts} acts, {rate} rate") in done:
                 continue
             changes: dict[str, Any] = {}

@@ -218,7 +218,9 @@ def describe(runs: Sequence[Run]) -> Report:
         runs=runs,
         rows=rows,
         videos=[(run.name, run.video) for run in runs if run.video is not None],
-        versions=versions(tuple({package: None for run in runs for package in run.platform.PACKAGES})),
+        versions=versions(
+            tuple({package: None for run in runs for package in run.platform.PACKAGES})
+        ),
     )
 
 

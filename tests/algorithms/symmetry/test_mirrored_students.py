@@ -1,12 +1,14 @@
 """Distillation on mirrored sequences equals the reference on each robot's own sequence."""
 
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from support.helpers import make_distillation, roll_out, train
+from support.helpers import ACTION_DIM, make_distillation, make_obs, roll_out, train
 from support.ppo_reference import gradient_of
-from support.symmetry_reference import image, images_of, symmetry_cfg
+from support.symmetry_reference import ENV, image, images_of, mirror, symmetry_cfg
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
 
@@ -120,3 +122,28 @@ def test_mirrored_robots_continue_after_an_undone_update():
 def test_what_distillation_cannot_do_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make("lstm", gradient_length=3, **options)
+
+
+def mirror_of_any(env, obs, actions):
+    return mirror(1)(env=ENV, obs=obs, actions=actions)
+
+
+def test_a_second_runner_of_one_config_has_symmetry_although_the_first_failed():
+    model = {"class_name": "MLPModel", "hidden_dims": [8]}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
+    symmetric = AUGMENTS() | {"data_augmentation_func": mirror_of_any}
+    algorithm: dict[str, Any] = {"gradient_length": 0, "symmetry_cfg": symmetric}
+    groups = {"student": ["policy"], "teacher": ["state"]}
+    cfg = {"num_steps_per_env": 6, "multi_gpu": None, "obs_groups": groups, "algorithm": algorithm}
+    env: Any = SimpleNamespace(num_envs=NUM_ENVS, num_actions=ACTION_DIM)
+
+    def construct() -> Any:
+        algorithm["class_name"] = TbpttDistillation  # rsl_rl before 5.5 removes it
+        models = {"student": {**model, "distribution_cfg": dict(gaussian)}, "teacher": dict(model)}
+        return TbpttDistillation.construct_algorithm(make_obs(NUM_ENVS), env, cfg | models, "cpu")
+
+    with pytest.raises(ValueError, match="gradient_length"):
+        construct()
+    algorithm["gradient_length"] = 6
+    for _ in range(2):
+        assert construct().mirrored is not None

@@ -39,10 +39,10 @@ from torch.utils._pytree import tree_leaves
 from rsl_tbptt.algorithms import (
     TbpttDistillation,
     TbpttPPO,
-    actor_critic,
     algorithm,
     distillation,
     optimizers,
+    replay,
 )
 from rsl_tbptt.algorithms.policy_losses import PolicyLoss
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -506,5 +506,5 @@ def test_autocast_around_an_update(monkeypatch):
     around = dataclasses.replace(case, build=build)
     _, recorded = check_equal(around)
     assert are_equal(train(case, records=False), recorded)
-    monkeypatch.setattr(actor_critic, "unchanged_weights", contextlib.nullcontext)
+    monkeypatch.setattr(replay, "unchanged_weights", contextlib.nullcontext)
     assert not are_equal(*both(around))
