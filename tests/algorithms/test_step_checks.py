@@ -143,6 +143,12 @@ def test_a_form_that_has_one_meaning_is_that(form):
         assert all(map(torch.equal, *states))
 
 
+def test_none_in_place_of_time_outs_means_that_there_are_none():
+    values = None, torch.zeros(NUM_ENVS)
+    none, zeros = (rolled_out(lambda _, value=value: {"time_outs": value}) for value in values)
+    assert torch.equal(none.storage.returns, zeros.storage.returns)
+
+
 REFUSED = {
     "a list": (lambda step: {"rewards": [0.0] * 4}, r"rewards is a list, expected a tensor of"),
     "a scalar": (

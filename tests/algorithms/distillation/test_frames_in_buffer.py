@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.helpers import hold_frames, make_distillation, parameters_of, roll_out, train
-from support.inside import assert_same, through_a_file
+from support.inside import assert_same, everything, through_a_file
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -230,3 +230,21 @@ def test_a_resumed_run_continues_with_the_saved_frames_and_the_size_of_their_buf
     larger.load(algorithm.save(), None, strict=True)
     train(larger, 6, on_step=hold_frames(3))
     assert larger.experience.buffer.capacity > 1.5 * results[0][1]
+
+
+def test_a_buffer_that_did_not_fit_once_is_restored(monkeypatch):
+    """After the first rollout shows the camera's rate, the divided buffer may not fit."""
+    algorithm = make(buffer_gb=5e-5)
+    before = everything(algorithm)
+
+    def failing(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", failing)
+        undone = pytest.raises(torch.OutOfMemoryError, match="one sequence at a time")
+        with pytest.warns(UserWarning, match="ran out of memory"), undone:
+            train(algorithm, 0, on_step=hold_frames(3))
+    assert_same(everything(algorithm), before)
+    assert "buffer" not in train(algorithm, 1, on_step=hold_frames(3))
+    assert "buffer" in train(algorithm, 3, on_step=hold_frames(3))

@@ -124,6 +124,24 @@ def test_what_distillation_cannot_do_is_refused(options, message):
         make("lstm", gradient_length=3, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_mini_batches": 2, "num_learning_epochs": 2, "buffer_rollouts": 3},
+        {"student": "cnn-lstm", "buffer_rollouts": 2, "buffer_gb": 0.0005},
+        {"imitation_weight": lambda transitions: (transitions.episode_steps > 0).float()},
+        {"loss_type": [{"loss": "huber", "actions": [0, 1]}]},
+        {"tail": "drop", "update_length": 2, "gradient_length": 4},
+        {"teacher_action_share": 0.5},
+        {"batch_teacher_labels": True},
+    ],
+)
+def test_other_options_work_with_it(options):
+    algorithm = make(**{"student": "lstm", "gradient_length": 3, **options})
+    metrics = train(algorithm, *range(4))
+    assert (metrics["skipped_updates"], metrics["behavior"] > 0) == (0, True)
+
+
 def mirror_of_any(env, obs, actions):
     return mirror(1)(env=ENV, obs=obs, actions=actions)
 

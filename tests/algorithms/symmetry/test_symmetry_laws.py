@@ -111,6 +111,17 @@ def test_uses_and_images_each_change_the_gradient():
         assert not torch.allclose(one, other, rtol=1e-3)
 
 
+def test_micro_batches_change_nothing_if_episodes_have_weights():
+    found = []
+    for chunks in (1, 2, 5):
+        options = {"num_micro_batches": chunks, "loss_reduction": "episode_mean"}
+        algorithm = make(7, 5, symmetry=symmetry_cfg(num_images=2), shuffle_envs=False, **options)
+        live_through(algorithm, 0)
+        found.append([*gradients_of_update(algorithm), algorithm.metrics["symmetry"]])
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], **EXACT_FLOAT64)
+
+
 NUM_STEPS, NUM_ENVS, VICTIM = 8, 3, 1
 
 

@@ -117,6 +117,15 @@ def test_a_budget_that_cannot_be_kept_is_refused(make):
         peak_of_second_update(make(memory_budget_gb=1e-6))
 
 
+def test_a_budget_includes_the_replay_buffer():
+    algorithm = distillation(buffer_rollouts=20)
+    plan = planned(algorithm)
+    in_buffer = plan.sizes.replay_buffer
+    assert plan.num_micro_batches(in_buffer + (plan.peak(1) + plan.peak(3)) / 2) in (2, 3)
+    with pytest.raises(ValueError, match=r"memory_budget_gb is .* or buffer_gb"):
+        plan.num_micro_batches(0.9 * in_buffer)
+
+
 @pytest.mark.parametrize("updated", [False, True])
 @pytest.mark.parametrize(
     "make",
