@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.behavior_losses import parse_slices
@@ -42,7 +42,7 @@ def test_every_metric_is_in_the_reference():
     )
     roll_out(distillation, 0)
     ppo = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1)
-    roll_out_ppo(ppo, 0)
+    roll_out(ppo, 0)
     for name in (*distillation.update(), *ppo.update()):
         named, slash, _ = name.partition("obs_scale/")  # one for every role and group
         in_words = f"{named}{slash}ROLE/GROUP" if slash else name

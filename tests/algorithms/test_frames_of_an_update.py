@@ -4,7 +4,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, roll_out
 from support.launches import kernels_without_work
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,7 +50,7 @@ class StacksOfRecordings(StacksOfScans):
 
 
 MAKES = {
-    "ppo": (make_ppo, roll_out_ppo, TbpttPPO),
+    "ppo": (make_ppo, roll_out, TbpttPPO),
     "distillation": (make_distillation, roll_out, TbpttDistillation),
 }
 

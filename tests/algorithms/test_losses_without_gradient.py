@@ -15,7 +15,7 @@ from support.helpers import (
     make_ppo,
     parameters_of,
     roll_out,
-    roll_out_ppo,
+    train,
 )
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -97,14 +97,11 @@ def test_the_first_update_finds_a_model_without_gradient_and_is_undone():
 
 
 def test_a_frozen_model_is_none_of_them():
-    algorithm = distilling()
+    algorithm, ppo = distilling(), make_ppo(TbpttPPO, 4, 4, value_loss_coef=0.0)
     algorithm.student.requires_grad_(False)
-    roll_out(algorithm, 0)
-    assert algorithm.update()["grad_norm"] == 0
-    ppo = make_ppo(TbpttPPO, 4, 4, value_loss_coef=0.0)
     ppo.actor.requires_grad_(False)
-    roll_out_ppo(ppo, 0)
-    assert ppo.update()["actor_grad_norm"] == 0
+    assert train(algorithm, 0)["grad_norm"] == 0
+    assert train(ppo, 0)["actor_grad_norm"] == 0
 
 
 def nll(model, obs, actions):
@@ -130,21 +127,6 @@ def test_nll_of_discrete_actions_has_the_gradient_of_its_equation():
     expected = torch.cat([each.flatten() for each in gradient])
     norm = max(1.0, expected.norm().item())
     torch.testing.assert_close(step, expected / norm, rtol=1e-5, atol=1e-9)
-
-
-def test_nll_learns_a_teacher_of_discrete_actions_with_memory():
-    learns = {"loss_type": "nll", "learning_rate": 0.02, "student_kwargs": OF_DISCRETE}
-    algorithm = distilling(16, **learns)
-    algorithm.teacher = make_model("teacher", "mlp", 16, seed=2, **OF_DISCRETE)
-    losses = []
-
-    def show(step, obs):
-        obs["policy"] = obs["state"][:, :5]
-
-    for seed in range(40):
-        roll_out(algorithm, seed, on_step=show)
-        losses.append(algorithm.update()["behavior"])
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_a_missing_discrete_label_never_reaches_the_distribution():
@@ -186,7 +168,7 @@ def test_an_imitation_loss_without_gradient_is_refused(loss, actor, fits):
 @pytest.mark.parametrize("loss", ["nll", "kl"])
 def test_an_actor_of_discrete_actions_imitates(loss):
     algorithm = imitating(loss, OF_DISCRETE)
-    roll_out_ppo(algorithm, 0)
+    roll_out(algorithm, 0)
     actor, teacher = copy.deepcopy(algorithm.actor), algorithm.imitation.model
     actor.reset()
     distances = []
@@ -211,9 +193,3 @@ def test_an_actor_of_discrete_actions_imitates(loss):
 def test_a_policy_loss_without_gradient_is_refused(distribution, options, missing):
     with pytest.raises(ValueError, match=f"{distribution.__name__} has none of {missing}"):
         make_ppo(TbpttPPO, 4, 4, actor_kwargs=of(distribution), **options)
-
-
-def test_a_trial_leaves_no_trace_in_the_distribution():
-    student = distilling(loss_type="nll", student_kwargs=OF_DISCRETE).student
-    fresh = make_model("student", "lstm", 4, seed=1, **OF_DISCRETE)
-    assert vars(student.distribution).keys() == vars(fresh.distribution).keys()

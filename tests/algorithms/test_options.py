@@ -7,68 +7,133 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import Distillation
+from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.helpers import (
+    CHANGES,
     make_distillation,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
+    train,
 )
 from support.safe_runs import make_runner, model_cfg
+from support.symmetry_reference import mirror, symmetry_cfg
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.options import ACT_LATER, DistillationOptions, PpoOptions
 
+NO_OPTIONS = {"self", "student", "teacher", "actor", "critic", "storage", "device"}
+NO_OPTIONS |= {"multi_gpu_cfg", "rnd_cfg", "symmetry_cfg"}
 
-def test_every_option_of_rsl_rl_is_known_with_its_default():
-    ours = DistillationOptions()
-    handled_elsewhere = {"self", "student", "teacher", "storage", "device", "multi_gpu_cfg"}
-    for name, parameter in inspect.signature(Distillation.__init__).parameters.items():
-        if name in handled_elsewhere or parameter.kind is parameter.VAR_KEYWORD:
+
+@pytest.mark.parametrize(
+    ("stock", "options"), [(Distillation, DistillationOptions), (PPO, PpoOptions)]
+)
+def test_every_option_of_rsl_rl_is_known_with_its_default(stock, options):
+    ours = options()
+    for name, parameter in inspect.signature(stock.__init__).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD or name in NO_OPTIONS:
             continue
         # Changed: 1.0 instead of no clipping, and 2 passes, which the replay buffer allows.
-        if name not in ("max_grad_norm", "num_learning_epochs"):
+        if stock is PPO or name not in ("max_grad_norm", "num_learning_epochs"):
             assert getattr(ours, name) == parameter.default
+
+
+DISTILLATION: list[tuple[dict[str, Any], str]] = [
+    (
+        {"gradient_lenght": 4},
+        "Unknown option 'gradient_lenght' of TbpttDistillation: did you mean 'gradient_length'",
+    ),
+    ({"gradient_length": 0}, "gradient_length is 0, expected an integer of at least 1"),
+    ({"gradient_length": 2.5}, "gradient_length is 2.5, expected an integer"),
+    ({"num_micro_batches": 5}, "num_micro_batches is 5, expected at most num_envs, 4"),
+    ({"loss_reduction": "max"}, "loss_reduction is 'max', expected 'mean' or 'sum'"),
+    ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0.*Use None to not clip"),
+    ({"learning_rate": "1e-3"}, "learning_rate is '1e-3', expected a positive number"),
+    ({"teacher_action_share": math.nan}, "teacher_action_share is nan, expected a finite number"),
+    ({"scan_engine": "warp"}, "scan_engine is 'warp', expected one of"),
+    ({"loss_type": "mae"}, "loss_type is 'mae', expected one of"),
+    ({"loss_type": "support.helpers:no"}, "loss_type is 'support.helpers:no', expected"),
+    ({"use_mixed_precision": "False"}, "use_mixed_precision is 'False', expected True or False"),
+    ({"rnd_cfg": {}}, "rnd_cfg means nothing"),
+    ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
+    ({"batch_teacher_labels": True, "teacher": "lstm"}, "expected False with a recurrent teacher"),
+    (
+        {"batch_teacher_labels": True, "teacher_action_share": 0.5},
+        "expected False with teacher_action_share",
+    ),
+]
+PENALTY: dict[str, Any] = {"policy_loss": "kl_penalty", "schedule": "fixed"}
+TEACHER: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8}
+MLPS: dict[str, Any] = {"actor": "mlp", "critic": "mlp"}
+EXPONENTIAL: dict[str, Any] = {**TEACHER, "teacher_schedule": "exponential"}
+BY_RETURN: dict[str, Any] = {**TEACHER, "teacher_schedule": "return"}
+MIRRORED: dict[str, Any] = {**MLPS, "symmetry_cfg": symmetry_cfg()}
+NORMALIZED: dict[str, Any] = {"num_steps": 1, "normalize_advantage_per_mini_batch": True}
+PPO_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"num_mini_batches": 5}, "num_mini_batches is 5, .* num_envs, 4"),
+    ({**MLPS, "num_mini_batches": 25}, "num_mini_batches is 25, .* samples"),
+    ({"num_micro_batches": 5}, "num_micro_batches is 5"),
+    ({"gamma": 1.01}, "gamma is 1.01"),
+    ({"dual_clip_param": math.nan}, "dual_clip_param is nan"),
+    # rsl_rl's parameters become NaN with one sample.
+    ({**NORMALIZED, "num_mini_batches": 4}, "number of samples is 1 in the smallest"),
+    ({**NORMALIZED, **MLPS, "num_mini_batches": 4}, "number of samples is 1 in the smallest"),
+    ({"policy_loss": "kl_penalty"}, "schedule is 'adaptive'"),
+    ({**PENALTY, "desired_kl": None}, "desired_kl is None"),
+    ({**PENALTY, "clip_param_high": 0.3}, "clip_param_high is 0.3"),
+    ({**PENALTY, "dual_clip_param": 3.0}, "dual_clip_param is 3.0"),
+    ({**PENALTY, "num_learning_epochs": 1, "num_mini_batches": 1}, "num_mini_batches"),
+    ({"burn_in_length": 2}, "burn_in_length is 2"),
+    ({"loss_reduction": "sum"}, "loss_reduction is 'sum'"),
+    ({**TEACHER, "teacher_coef_end": 0.9}, "teacher_coef_end is 0.9"),
+    ({**EXPONENTIAL, "teacher_updates": 3}, "teacher_coef_end is 0.0"),
+    ({**EXPONENTIAL, "teacher_coef_end": 0.1}, "teacher_updates is None"),
+    (BY_RETURN, "teacher_return is None"),
+    (TEACHER, r"teacher_coef is 0\.8 and no teacher was set, expected"),
+    ({**MIRRORED, "auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None wi"),
+    ({**MIRRORED, **TEACHER}, "teacher_coef is 0.8"),
+    (
+        {**MIRRORED, "symmetry_cfg": {**symmetry_cfg(), "use_data_augmentaton": True}},
+        "did you mean 'use_data_augmentation'",
+    ),
+    (
+        {**MIRRORED, "symmetry_cfg": {**symmetry_cfg(), "data_augmentation_func": mirror(0)}},
+        "returned 4 rows of actions for 4, expected twice",
+    ),
+    ({"actor_kwargs": {"distribution_cfg": None}}, r"actor.distribution_cfg is None, expected a d"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), DISTILLATION)
+def test_bad_options_of_distillation_are_refused_by_name_and_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        roll_out(make_distillation(TbpttDistillation, 6, 4, **{"gradient_length": 3, **options}), 0)
+
+
+@pytest.mark.parametrize(("options", "message"), PPO_OPTIONS)
+def test_bad_options_of_ppo_are_refused_by_name_and_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        roll_out(make_ppo(TbpttPPO, **{"num_steps": 6, "num_envs": 4, **options}), 0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"gradient_lenght": 4},
-            "Unknown option 'gradient_lenght' of TbpttDistillation: did you mean 'gradient_length'",
-        ),
-        ({"gradient_length": 0}, "gradient_length is 0, expected an integer of at least 1"),
-        ({"gradient_length": 2.5}, "gradient_length is 2.5, expected an integer"),
-        ({"num_micro_batches": 5}, "num_micro_batches is 5, expected at most num_envs, 4"),
-        ({"loss_reduction": "max"}, "loss_reduction is 'max', expected 'mean' or 'sum'"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0.*Use None to not clip"),
-        ({"learning_rate": "1e-3"}, "learning_rate is '1e-3', expected a positive number"),
-        (
-            {"teacher_action_share": math.nan},
-            "teacher_action_share is nan, expected a finite number",
-        ),
-        ({"scan_engine": "warp"}, "scan_engine is 'warp', expected one of"),
-        ({"loss_type": "mae"}, "loss_type is 'mae', expected one of"),
-        (
-            {"loss_type": "support.helpers:nothing"},
-            "loss_type is 'support.helpers:nothing', expected",
-        ),
-        (
-            {"use_mixed_precision": "False"},
-            "use_mixed_precision is 'False', expected True or False",
-        ),
-        ({"rnd_cfg": {}}, "rnd_cfg means nothing"),
-        ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
+        ({"kl_penalty_coef": 2.0}, "kl_penalty_coef is 2.0"),
+        ({"minibatch_unit": "window"}, "minibatch_unit is 'window', which acts as 'env'"),
+        ({"teacher_updates": 3}, "teacher_updates is 3"),
+        ({**MLPS, "gradient_length": 3}, "gradient_length is 3"),
+        ({**BY_RETURN, "teacher_return": 9.0, "teacher_updates": 3}, "teacher_updates is 3"),
+        ({**TEACHER, "teacher_return": 3.0}, "teacher_return is 3.0"),
+        ({**TEACHER, "teacher_coef_end": 0.1}, "teacher_coef_end is 0.1"),
     ],
 )
-def test_bad_options_are_refused_by_name_and_value(options, message):
-    with pytest.raises(ValueError, match=message):
-        roll_out(make_distillation(TbpttDistillation, 6, 4, **{"gradient_length": 3, **options}), 0)
+def test_options_of_ppo_without_effect_warn(options, message):
+    with pytest.warns(UserWarning, match=message):
+        make_ppo(TbpttPPO, 6, 4, **options)
 
 
 def reduced(actions, labels):
@@ -93,15 +158,9 @@ def test_a_users_loss_is_tested_before_anything_is_simulated(loss, reason):
 
 
 def test_a_gaussian_loss_needs_a_gaussian():
+    options: dict[str, Any] = {"loss_type": "nll", "student_kwargs": {"distribution_cfg": None}}
     with pytest.raises(NotImplementedError, match=r"set 'student\.distribution_cfg'"):
-        make_distillation(
-            TbpttDistillation,
-            6,
-            4,
-            gradient_length=3,
-            loss_type="nll",
-            student_kwargs={"distribution_cfg": None},
-        )
+        make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
 
 
 def test_a_warning_points_at_the_code_that_chose_the_options():
@@ -173,33 +232,18 @@ def test_options_of_a_missing_replay_buffer_warn(name, value):
         DistillationOptions.parse({"buffer_rollouts": 0})
 
 
-def ppo_after_an_update(changes=None, **options):
-    """Return a PPO's parameters after an update, and with changes made before its rollout."""
-    base = {"entropy_coef": 0.1, "learning_rate": 1e-2, "clip_param": 0.02}
-    algorithm = make_ppo(TbpttPPO, 6, 4, **{**base, **options})
+def after_an_update(kind, changes=None, **options):
+    """Return the parameters after an update, and with changes made before its rollout."""
+    if kind == "ppo":
+        base = {"entropy_coef": 0.1, "learning_rate": 1e-2, "clip_param": 0.02}
+        algorithm = make_ppo(TbpttPPO, 6, 4, **{**base, **options})
+    else:
+        algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
     for name, value in (changes or {}).items():
         setattr(algorithm, name, value)
         assert getattr(algorithm, name) == value
-    roll_out_ppo(algorithm, 0)
-    algorithm.update()
-    return ppo_parameters_of(algorithm)
-
-
-CHANGES = {
-    "clip_param": 0.2,
-    "clip_param_high": 0.2,
-    "desired_kl": 1e-4,
-    "dual_clip_param": 1.0001,
-    "entropy_coef": 0.5,
-    "gamma": 0.5,
-    "lam": 0.5,
-    "learning_rate": 2e-3,
-    "max_grad_norm": 0.01,
-    "num_learning_epochs": 2,
-    "schedule": "fixed",
-    "use_clipped_value_loss": False,
-    "value_loss_coef": 0.1,
-}
+    train(algorithm, 0)
+    return parameters_of(algorithm)
 
 
 def test_every_option_that_acts_later_is_tested():
@@ -207,27 +251,21 @@ def test_every_option_that_acts_later_is_tested():
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
-@pytest.mark.parametrize("name", CHANGES)
-def test_an_attribute_of_rsl_rl_acts_from_the_next_update_on(name):
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("ppo", name) for name in CHANGES),
+        *(
+            ("distillation", name)
+            for name in ("learning_rate", "max_grad_norm", "num_learning_epochs")
+        ),
+    ],
+)
+def test_an_attribute_of_rsl_rl_acts_from_the_next_update_on(kind, name):
     change = {name: CHANGES[name]}
-    changed = ppo_after_an_update(change)
-    assert torch.equal(changed, ppo_after_an_update(**change))
-    assert not torch.equal(changed, ppo_after_an_update())
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "max_grad_norm", "num_learning_epochs"])
-def test_an_attribute_of_a_distillation_acts_from_the_next_update_on(name):
-    parameters = []
-    for change, options in ((CHANGES, {}), ({}, CHANGES), ({}, {})):
-        options = {name: options[name]} if options else {}
-        algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
-        if change:
-            setattr(algorithm, name, change[name])
-        roll_out(algorithm, 0)
-        algorithm.update()
-        parameters.append(parameters_of(algorithm))
-    assert torch.equal(parameters[0], parameters[1])
-    assert not torch.equal(parameters[0], parameters[2])
+    changed = after_an_update(kind, change)
+    assert torch.equal(changed, after_an_update(kind, **change))
+    assert not torch.equal(changed, after_an_update(kind))
 
 
 @pytest.mark.parametrize(
@@ -268,8 +306,6 @@ def test_a_change_is_checked_like_a_config():
 
 
 def test_models_without_a_distribution_are_refused_before_a_rollout():
-    with pytest.raises(ValueError, match=r"actor.distribution_cfg is None, expected a distributio"):
-        make_ppo(TbpttPPO, 6, 4, actor_kwargs={"distribution_cfg": None})
     runner = make_runner(None, student=model_cfg("RNNModel", distribution_cfg=None))
     with pytest.raises(ValueError, match=r"student.distribution_cfg is None, expected a distribut"):
         runner.learn(1)

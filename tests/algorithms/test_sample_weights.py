@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.helpers import make_ppo, numbered, roll_out_ppo
+from support.helpers import make_ppo, numbered, roll_out
 from support.inside import add_gradient
 from support.tolerances import SAME_FLOAT32
 
@@ -45,25 +45,11 @@ def weights_of_samples(algorithm, monkeypatch):
 MODELS = pytest.mark.parametrize("models", ["lstm", "mlp"])
 
 
-@MODELS
-@pytest.mark.parametrize("unit", ["env", "window"])
-@pytest.mark.parametrize("num_mini_batches", [1, 3])
-@pytest.mark.filterwarnings("ignore:.* has no effect without a recurrent")
-def test_with_the_mean_all_samples_have_one_weight(models, unit, num_mini_batches, monkeypatch):
-    shared = {"gradient_length": 3, "num_mini_batches": num_mini_batches}
-    algorithm = make_ppo(TbpttPPO, 7, 5, models, models, minibatch_unit=unit, **shared)
-    roll_out_ppo(algorithm, 0)
-    for weights in weights_of_samples(algorithm, monkeypatch):
-        used = weights[weights != 0]
-        torch.testing.assert_close(used, torch.full_like(used, 1 / len(used)), **SAME_FLOAT32)
-        torch.testing.assert_close(used.sum(), torch.ones(()), **SAME_FLOAT32)
-
-
 def episodes_of_one_three_and_four_steps(models, **options):
     algorithm = make_ppo(
         TbpttPPO, 4, 2, models, models, loss_reduction="episode_mean", shuffle_envs=False, **options
     )
-    roll_out_ppo(algorithm, 0, done_rate=0.0)
+    roll_out(algorithm, 0, done_rate=0.0)
     algorithm.storage.dones[0, 0] = 1
     algorithm.storage.dones[3, 1] = 1  # ends with the rollout: no extra piece
     return algorithm

@@ -22,13 +22,12 @@ from support.helpers import (
     make_obs,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
+    train,
 )
 from support.inside import through_a_file
 from support.one_pass import ONE_PASS
-from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.tolerances import PARITY_FLOAT32
 from tensordict import TensorDict
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -68,12 +67,6 @@ def configured(class_name, **options):
     return algorithm
 
 
-def train(algorithm, seeds):
-    for seed in seeds:
-        roll_out_ppo(algorithm, seed)
-        algorithm.update()
-
-
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_a_run_with_shared_encoders_continues_with_rsl_rl_and_vice_versa(ours_first):
@@ -81,27 +74,37 @@ def test_a_run_with_shared_encoders_continues_with_rsl_rl_and_vice_versa(ours_fi
     theirs = configured("PPO")
     assert ours.critic.cnns is ours.actor.cnns
     first, second = (ours, theirs) if ours_first else (theirs, ours)
-    train(first, range(2))
+    train(first, *range(2))
     second.load(through_a_file(first.save()), None, strict=True)
     for algorithm in (first, second):
         algorithm.learning_rate = first.learning_rate  # rsl_rl 5.0 leaves it
-        train(algorithm, range(2, 4))
-    torch.testing.assert_close(ppo_parameters_of(ours), ppo_parameters_of(theirs), **PARITY_FLOAT32)
+        train(algorithm, *range(2, 4))
+    torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), **PARITY_FLOAT32)
 
 
 def test_shared_encoders_are_undone_with_the_update():
     algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing")
-    train(algorithm, range(1))
-    before = ppo_parameters_of(algorithm)
+    train(algorithm, 0)
+    before = parameters_of(algorithm)
 
     def poison(step, obs, rewards):
         if step == 2:
             obs["camera"][3, 1, 2, 2] = float("nan")
 
-    roll_out_ppo(algorithm, 1, on_step=poison)
     with pytest.warns(UserWarning, match=r"group 'camera' of environments \[3\], first at step 2"):
-        algorithm.update()
-    assert torch.equal(ppo_parameters_of(algorithm), before)
+        train(algorithm, 1, on_step=poison)
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+@pytest.mark.parametrize("teacher", ["cnn", "mlp"])
+def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
+    results = []
+    for batch in (True, False):
+        options = {"gradient_length": 3, "batch_teacher_labels": batch}
+        algorithm = make_distillation(TbpttDistillation, T, N, "cnn", teacher, **options)
+        train(algorithm, 0)
+        results.append([algorithm.storage.privileged_actions, parameters_of(algorithm)])
+    torch.testing.assert_close(*results, **PARITY_FLOAT32)
 
 
 def test_a_frozen_actor_keeps_the_encoders_it_shares():
@@ -111,25 +114,9 @@ def test_a_frozen_actor_keeps_the_encoders_it_shares():
     critic = parameters_to_vector(algorithm.critic.mlp.parameters())
     for held in (True, False):
         actor = parameters_to_vector(algorithm.actor.parameters())
-        train(algorithm, range(1))
+        train(algorithm, 0)
         assert torch.equal(actor, parameters_to_vector(algorithm.actor.parameters())) == held
     assert not torch.equal(critic, parameters_to_vector(algorithm.critic.mlp.parameters()))
-
-
-@pytest.mark.parametrize("teacher", ["cnn", "mlp"])
-def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
-    batched, stepwise = (
-        make_distillation(
-            TbpttDistillation, T, N, "cnn", teacher, gradient_length=3, batch_teacher_labels=batch
-        )
-        for batch in (True, False)
-    )
-    for algorithm in (batched, stepwise):
-        roll_out(algorithm, 0)
-        algorithm.update()
-    labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
-    torch.testing.assert_close(*labels, **SAME_FLOAT32)
-    torch.testing.assert_close(parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32)
 
 
 class Peeking(MLPModel):
@@ -148,47 +135,21 @@ def test_a_users_model_may_read_any_group(role):
     model = getattr(algorithm, role)
     model.__class__ = Peeking
     before = parameters_to_vector(model.parameters())
-    (roll_out if role == "student" else roll_out_ppo)(algorithm, 0)
-    algorithm.update()
+    train(algorithm, 0)
     assert not torch.equal(before, parameters_to_vector(model.parameters()))
 
 
-class FeaturesNormalized(CNNRNNModel):
-    def build_encoder(self, obs):
-        self.norms = nn.ModuleDict({name: nn.LazyBatchNorm1d() for name in IMAGES})
-
-    @property
-    def encoders(self):
-        norms, encoders = self.norms, super().encoders
-        return {
-            name: lambda frames, name=name: norms[name](encoders[name](frames)) for name in IMAGES
-        }
-
-
-BATCH_NORM = CNN | {"norm": "batch"}
-
-
-@pytest.mark.parametrize(
-    ("model_class", "cnn_cfg"), [(CNNRNNModel, BATCH_NORM), (FeaturesNormalized, CNN)]
-)
-def test_batch_normalisation_sees_each_step_once_and_no_steps_of_metrics(model_class, cnn_cfg):
-    groups = {"student": ["policy", *IMAGES]}
-    options = {"cnn_cfg": cnn_cfg, "hidden_dims": [8], "rnn_hidden_dim": 6}
-    torch.manual_seed(0)
-    student = model_class(make_obs(N, images=True), groups, "student", ACTION_DIM, **options)
-    student.distribution = make_model("student", "mlp", N, seed=0).distribution
-    norm: Any = next(each for each in student.modules() if isinstance(each, _BatchNorm))
-    algorithm = make_distillation(TbpttDistillation, T, N, student="cnn-lstm", gradient_length=3)
-    algorithm = TbpttDistillation(
-        student, algorithm.teacher, algorithm.storage, gradient_length=3, **ONE_PASS
+def test_batch_normalisation_sees_each_step_once_and_no_steps_of_metrics():
+    cnn: Any = CNN | {"norm": "batch"}
+    algorithm = make_distillation(
+        TbpttDistillation, T, N, "cnn-lstm", student_kwargs={"cnn_cfg": cnn}, gradient_length=3
     )
-    algorithm.train_mode()
+    modules = algorithm.student.modules()
+    norm: Any = next(each for each in modules if isinstance(each, _BatchNorm))
     roll_out(algorithm, 0)
     assert norm.num_batches_tracked == T
     before = copy.deepcopy(norm.state_dict())
-    if isinstance(norm, nn.BatchNorm2d):  # a single environment is too few for the other
-        algorithm.memory_plan()
-    assert norm.num_batches_tracked == T
+    algorithm.memory_plan()
     assert all(torch.equal(norm.state_dict()[name], before[name]) for name in before)
     algorithm.update()
     assert norm.num_batches_tracked == 2 * T

@@ -176,9 +176,8 @@ def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
 
 def test_python_numbers_are_those_of_the_recording(recorder):
     numbers = SimpleNamespace(scale=1.0)
-    run(recorder, lambda tensor: tensor * numbers.scale, one := torch.ones(2))
     scaled = lambda tensor: tensor * numbers.scale  # noqa: E731
-    run(recorder, scaled, one)
+    run(recorder, scaled, one := torch.ones(2))
     numbers.scale = 2.0
     assert_equal(recorder(scaled, one), one)
 
@@ -276,11 +275,9 @@ def test_an_error_of_a_step_reaches_the_caller(recorder):
     def step(tensor):
         raise RuntimeError("no")
 
-    for _ in range(2):
+    for _ in range(3):
         with pytest.raises(RuntimeError, match="no"):
             recorder(step, torch.ones(1))
-    with pytest.raises(RuntimeError, match="no"):
-        recorder(step, torch.ones(1))
     assert_equal(run(recorder, add, torch.ones(1), torch.ones(1)), torch.full((1,), 2.0))
     assert num_recordings(recorder) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
-from support.helpers import ACTION_DIM, make_model, make_obs, ppo_parameters_of
+from support.helpers import ACTION_DIM, make_model, make_obs, parameters_of
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -79,7 +79,7 @@ def test_it_is_an_actor(model_class):
     critic = make_model("critic", "lstm", N, seed=2, output_dim=1, distribution_cfg=None)
     storage = RolloutStorage("rl", N, T, obs_with_lidar(), [ACTION_DIM], "cpu")
     algorithm: Any = TbpttPPO(actor, critic, storage, gradient_length=4)
-    before = ppo_parameters_of(algorithm)
+    before = parameters_of(algorithm)
     with torch.inference_mode():
         for _ in range(T):
             obs = obs_with_lidar()
@@ -87,4 +87,4 @@ def test_it_is_an_actor(model_class):
             algorithm.process_env_step(obs, torch.randn(N), torch.rand(N) < 0.2, {})
         algorithm.compute_returns(obs)
     algorithm.update()
-    assert not torch.equal(before, ppo_parameters_of(algorithm))
+    assert not torch.equal(before, parameters_of(algorithm))

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils import parameters_to_vector
 
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import hidden_state
 from support import ppo_reference
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, roll_out
 from support.inside import networks_of_heads
 
 ONE_SGD_STEP: dict[str, Any] = {
@@ -43,7 +45,7 @@ def distilling(num_steps: int, num_envs: int, **options: Any) -> Any:
     """Build a distillation that steps once per update on windows of 3 steps."""
     windows = {"gradient_length": 3, "update_length": num_steps}
     return make_distillation(
-        *(_algorithms()[0], num_steps, num_envs), **{**ONE_SGD_STEP, **windows, **options}
+        TbpttDistillation, num_steps, num_envs, **{**ONE_SGD_STEP, **windows, **options}
     )
 
 
@@ -52,19 +54,13 @@ def by_ppo(num_steps: int, num_envs: int, **options: Any) -> Any:
     shared = {**ONE_SGD_STEP, "schedule": "fixed", "value_loss_coef": 0.7}
     if options.get("actor") != "mlp":
         shared["gradient_length"] = 3
-    return make_ppo(_algorithms()[1], num_steps, num_envs, **{**shared, **options})
-
-
-def _algorithms() -> Any:
-    from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-
-    return TbpttDistillation, TbpttPPO
+    return make_ppo(TbpttPPO, num_steps, num_envs, **{**shared, **options})
 
 
 def vector(*modules: torch.nn.Module) -> torch.Tensor:
-    """Return the parameters as one vector."""
+    """Return the parameters as one vector, which is empty without any."""
     parameters = (p.detach().flatten() for module in modules for p in module.parameters())
-    return torch.cat([torch.zeros(0), *parameters]).clone()
+    return torch.cat([torch.zeros(0), *parameters])
 
 
 def modules_of(algorithm: Any) -> list[torch.nn.Module]:
@@ -81,31 +77,26 @@ def gradient_of_update(algorithm: Any) -> torch.Tensor:
     return before - vector(*modules_of(algorithm))
 
 
-def stored(algorithm: Any) -> Past:
-    """Copy the stored rollout of a distillation, whose teacher has no memory."""
+def roll_out_distillation(algorithm: Any, seed: int) -> Past:
+    """Fill the storage of a distillation, whose teacher has no memory; copy its rollout."""
+    roll_out(algorithm, seed, done_rate=0.3)
     storage = algorithm.storage
     state = hidden_state.clone(algorithm.experience.start_state)
     return Past(storage.observations.clone(), storage.dones.squeeze(-1).bool(), state)
-
-
-def roll_out_distillation(algorithm: Any, seed: int) -> Past:
-    """Fill the storage and return its rollout."""
-    roll_out(algorithm, seed, done_rate=0.3)
-    return stored(algorithm)
 
 
 def roll_out_by_ppo(algorithm: Any, seed: int) -> Past:
     """Fill the storage, then move the policy away from the one that acted; return the rollout."""
     models = (algorithm.actor, algorithm.critic)
     state = tuple(hidden_state.clone(model.get_hidden_state()) for model in models)
-    roll_out_ppo(algorithm, seed, done_rate=0.3)
+    roll_out(algorithm, seed, done_rate=0.3)
     ppo_reference.disturb(algorithm)
     storage = algorithm.storage
     return Past(storage.observations, storage.dones.squeeze(-1).bool(), state)
 
 
 def reference_of_distillation(
-    algorithm: Any, pasts: list[Past], gradient_length: int = 3, divisor: int | None = None
+    algorithm: Any, pasts: list[Past], gradient_length: int = 3
 ) -> torch.Tensor:
     """Return the gradient of the mean over all samples of the student's and the heads' losses."""
 
@@ -114,7 +105,7 @@ def reference_of_distillation(
         return error.square().mean()
 
     models = [algorithm.student]
-    return _gradient(algorithm, models, pasts, loss, gradient_length, None, divisor)
+    return _gradient(algorithm, models, pasts, loss, gradient_length)
 
 
 def reference_of_ppo(
@@ -122,7 +113,6 @@ def reference_of_ppo(
     past: Past,
     gradient_length: int = 3,
     weights: torch.Tensor | None = None,
-    divisor: int | None = None,
 ) -> torch.Tensor:
     """Return the gradient of the (weighted) mean of PPO's and the heads' losses."""
     models = [algorithm.actor, algorithm.critic]
@@ -130,7 +120,7 @@ def reference_of_ppo(
     def loss(_: Past, t: int, env: slice) -> torch.Tensor:
         return ppo_reference.sample_loss(algorithm, t, env)
 
-    return _gradient(algorithm, models, [past], loss, gradient_length, weights, divisor)
+    return _gradient(algorithm, models, [past], loss, gradient_length, weights)
 
 
 def _gradient(
@@ -139,8 +129,7 @@ def _gradient(
     pasts: list[Past],
     loss: Callable[[Past, int, slice], torch.Tensor],
     gradient_length: int,
-    weights: torch.Tensor | None,
-    divisor: int | None,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     live = [model.get_hidden_state() for model in models]
     seen: list[torch.Tensor] = []
@@ -168,14 +157,10 @@ def _gradient(
     for model, state in zip(models, live, strict=True):
         model.reset(hidden_state=state)
     parameters = [p for module in modules_of(algorithm) for p in module.parameters()]
-    mean = total / (weight if divisor is None else divisor)
-    gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
-    return torch.cat(
-        [
-            (torch.zeros_like(p) if gradient is None else gradient).flatten()
-            for p, gradient in zip(parameters, gradients, strict=True)
-        ]
+    gradients = torch.autograd.grad(
+        total / weight, parameters, allow_unused=True, materialize_grads=True
     )
+    return parameters_to_vector(gradients)
 
 
 def _of_heads(
@@ -203,19 +188,17 @@ def _of_heads(
     return total
 
 
-def _huber(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    error = (output - target).abs()
-    return torch.where(error < 1, 0.5 * error.square(), error - 0.5).mean()
+def _huber(error: torch.Tensor) -> torch.Tensor:
+    return torch.where(error < 1, 0.5 * error.square(), error - 0.5)
 
 
-def _bce(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    probability = 1 / (1 + torch.exp(-output))
-    return -(target * probability.log() + (1 - target) * (1 - probability).log()).mean()
+def _bce(probability: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -(target * probability.log() + (1 - target) * (1 - probability).log())
 
 
 _LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "mse": lambda output, target: (output - target).square().mean(),
-    "huber": _huber,
-    "bce": _bce,
+    "huber": lambda output, target: _huber((output - target).abs()).mean(),
+    "bce": lambda output, target: _bce(output.sigmoid(), target).mean(),
     "support.helpers:absolute_error": lambda output, target: (output - target).abs().mean(),
 }

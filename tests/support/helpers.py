@@ -9,6 +9,7 @@ from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
+from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
@@ -35,7 +36,38 @@ MEMORIES_THAT_SEE = [f"cnn-{kind}" for kind in MEMORIES]
 SEEING = ["cnn", "images", *MEMORIES_THAT_SEE]
 """Kinds of models that see images."""
 
+
+class OwnForward(RNNModel):
+    """A user's model with nothing but rsl_rl's interface, which has to run step by step."""
+
+    def forward(self, obs: TensorDict, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return rsl_rl's own result."""
+        return super().forward(obs, *args, **kwargs)
+
+
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
+
+SLICES: list[dict[str, Any]] = [
+    {"loss": "mse", "actions": [0, 1], "name": "joint"},
+    {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"},
+]
+"""A loss for each part of the actions."""
+CHANGES: dict[str, Any] = {
+    "clip_param": 0.2,
+    "clip_param_high": 0.2,
+    "desired_kl": 1e-4,
+    "dual_clip_param": 1.0001,
+    "entropy_coef": 0.5,
+    "gamma": 0.5,
+    "lam": 0.5,
+    "learning_rate": 2e-3,
+    "max_grad_norm": 0.01,
+    "num_learning_epochs": 3,
+    "schedule": "fixed",
+    "use_clipped_value_loss": False,
+    "value_loss_coef": 0.1,
+}
+"""Other values of PPO's options that a user may change between updates."""
 
 
 def make_obs(
@@ -58,7 +90,10 @@ def obs_like(storage: RolloutStorage, generator: torch.Generator) -> TensorDict:
 
 
 def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) -> MLPModel:
-    """Build a model for a role, of a kind in ``MODELS``, ``MEMORIES`` or ``SEEING``."""
+    """Build a model for a role, of a kind in ``MODELS``, ``MEMORIES`` or ``SEEING``.
+
+    A "stepwise" one has the weights of an "lstm", and its own forward pass.
+    """
     sees_images = kind in SEEING
     obs = make_obs(num_envs, images=sees_images)
     groups = [] if kind == "images" else OBS_GROUPS[role]
@@ -81,8 +116,8 @@ def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) ->
         return CNNRNNModel(**options | shared)
     if sees_images:
         return CNNModel(**{"cnn_cfg": CNN, **shared})
-    model: Any = RNNModel if kind in MODELS else RecurrentModel
-    return model(rnn_type=kind, rnn_hidden_dim=6, **shared)
+    model: Any = {"stepwise": OwnForward}.get(kind, RNNModel if kind in MODELS else RecurrentModel)
+    return model(rnn_type=kind.replace("stepwise", "lstm"), rnn_hidden_dim=6, **shared)
 
 
 def make_distillation(
@@ -92,6 +127,7 @@ def make_distillation(
     student: str = "lstm",
     teacher: str = "mlp",
     student_kwargs: dict[str, Any] | None = None,
+    device: str = "cpu",
     **options: Any,
 ) -> Any:
     """Build an algorithm with its models and storage; equal arguments give equal weights.
@@ -103,8 +139,9 @@ def make_distillation(
     student_model = make_model("student", student, num_envs, seed=1, **(student_kwargs or {}))
     teacher_model = make_model("teacher", teacher, num_envs, seed=2)
     obs = make_obs(num_envs, images=not {*SEEING}.isdisjoint((student, teacher)))
-    storage = RolloutStorage("distillation", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
-    algorithm_instance = algorithm(student_model, teacher_model, storage, **options)
+    storage = RolloutStorage("distillation", num_envs, num_steps, obs, [ACTION_DIM], device)
+    models = (student_model, teacher_model)
+    algorithm_instance = algorithm(*models, storage, device=device, **options)
     algorithm_instance.train_mode()
     return algorithm_instance
 
@@ -113,21 +150,39 @@ def roll_out(
     algorithm: Any,
     seed: int,
     done_rate: float = 0.2,
-    on_step: Callable[[int, TensorDict], None] | None = None,
+    on_step: Callable[..., object] | None = None,
 ) -> None:
-    """Fill the storage as the runner does: act, step, process, in inference mode."""
+    """Fill the storage as the runner does: act, step, process, in inference mode.
+
+    PPO also gets rewards and time-outs. ``on_step`` may change a step, given its number, the
+    observations, and PPO's rewards.
+    """
     generator = torch.Generator().manual_seed(seed)
-    num_envs = algorithm.storage.num_envs
+    num_envs, rewarded = algorithm.storage.num_envs, hasattr(algorithm, "actor")
     torch.manual_seed(seed)
     with torch.inference_mode():
         for step in range(algorithm.storage.num_transitions_per_env):
-            obs = obs_like(algorithm.storage, generator)
+            obs, extras = obs_like(algorithm.storage, generator), {}
+            rewards = torch.zeros(num_envs)
+            if rewarded:
+                rewards = torch.randn(num_envs, generator=generator)
             if on_step is not None:
-                on_step(step, obs)
+                on_step(step, obs, *([rewards] if rewarded else []))
             algorithm.act(obs)
-            dones = (torch.rand(num_envs, generator=generator) < done_rate).long()
-            algorithm.process_env_step(obs, torch.zeros(num_envs), dones, {})
-        algorithm.compute_returns(obs)
+            dones = torch.rand(num_envs, generator=generator) < done_rate
+            if rewarded:
+                extras["time_outs"] = dones & (torch.rand(num_envs, generator=generator) < 0.5)
+            algorithm.process_env_step(obs, rewards, dones.long(), extras)
+        algorithm.compute_returns(obs_like(algorithm.storage, generator) if rewarded else obs)
+
+
+def train(algorithm: Any, *seeds: int, **options: Any) -> dict[str, float]:
+    """Roll out and update with each seed; return the metrics of the last update."""
+    metrics: dict[str, float] = {}
+    for seed in seeds:
+        roll_out(algorithm, seed, **options)
+        metrics = algorithm.update()
+    return metrics
 
 
 def hold_frames(period: int) -> Callable[[int, TensorDict], None]:
@@ -145,8 +200,10 @@ def hold_frames(period: int) -> Callable[[int, TensorDict], None]:
 
 
 def parameters_of(algorithm: Any) -> torch.Tensor:
-    """Return the student's parameters as one vector."""
-    return torch.nn.utils.parameters_to_vector(algorithm.student.parameters()).detach().clone()
+    """Return the parameters of the student, or of actor and critic, as one vector."""
+    models = [getattr(algorithm, role, None) for role in ("student", "actor", "critic")]
+    vectors = [parameters_to_vector(model.parameters()) for model in models if model is not None]
+    return torch.cat(vectors).detach().clone()
 
 
 def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -154,11 +211,9 @@ def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (actions - labels).abs()
 
 
-def ppo_parameters_of(algorithm: Any) -> torch.Tensor:
-    """Return the parameters of actor and critic as one vector."""
-    models = (algorithm.actor, algorithm.critic)
-    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
-    return torch.cat(vectors).detach().clone()
+def weigh(transitions: Any) -> torch.Tensor:
+    """Stand in for a user's weights: 0 for about half of all steps, different ones for others."""
+    return transitions.obs["state"][..., 0].relu()
 
 
 def make_ppo(
@@ -168,6 +223,7 @@ def make_ppo(
     actor: str = "lstm",
     critic: str = "lstm",
     actor_kwargs: dict[str, Any] | None = None,
+    device: str = "cpu",
     **options: Any,
 ) -> Any:
     """Build a PPO with its models and storage; equal arguments give equal weights.
@@ -180,8 +236,9 @@ def make_ppo(
         critic, critic_kwargs["cnns"] = actor, actor_model.cnns
     critic_model = make_model("critic", critic, num_envs, seed=2, **critic_kwargs)
     obs = make_obs(num_envs, images=not {*SEEING}.isdisjoint((actor, critic)))
-    storage = RolloutStorage("rl", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
-    algorithm_instance = algorithm(actor_model, critic_model, storage, **options)
+    storage = RolloutStorage("rl", num_envs, num_steps, obs, [ACTION_DIM], device)
+    models = (actor_model, critic_model)
+    algorithm_instance = algorithm(*models, storage, device=device, **options)
     algorithm_instance.train_mode()
     return algorithm_instance
 
@@ -200,29 +257,6 @@ def rnd_cfg(**options: Any) -> dict[str, Any]:
         "reward_normalization": False,
         **options,
     }
-
-
-def roll_out_ppo(
-    algorithm: Any,
-    seed: int,
-    done_rate: float = 0.2,
-    on_step: Callable[[int, TensorDict, torch.Tensor], None] | None = None,
-) -> None:
-    """Fill the storage as the runner does, with dones and time-outs, and compute the returns."""
-    generator = torch.Generator().manual_seed(seed)
-    num_envs = algorithm.storage.num_envs
-    torch.manual_seed(seed)
-    with torch.inference_mode():
-        for step in range(algorithm.storage.num_transitions_per_env):
-            obs = obs_like(algorithm.storage, generator)
-            rewards = torch.randn(num_envs, generator=generator)
-            if on_step is not None:
-                on_step(step, obs, rewards)
-            algorithm.act(obs)
-            dones = torch.rand(num_envs, generator=generator) < done_rate
-            time_outs = dones & (torch.rand(num_envs, generator=generator) < 0.5)
-            algorithm.process_env_step(obs, rewards, dones.long(), {"time_outs": time_outs})
-        algorithm.compute_returns(obs_like(algorithm.storage, generator))
 
 
 def numbered(num_steps: int, num_envs: int) -> torch.Tensor:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.core import hidden_state
-from support.helpers import make_model, make_ppo, roll_out_ppo
+from support.fine_tuning import make_pulled
+from support.helpers import make_model
+from support.ppo_reference import record_states
 
 
 def teacher_file(folder: Path, kind: str = "lstm", **kwargs: Any) -> str:
@@ -23,12 +23,9 @@ def make_imitating(
     models: tuple[str, str] = ("lstm", "lstm"),
     **options: Any,
 ) -> Any:
-    """Build a PPO with a teacher of a kind, 6 steps by 4 environments."""
-    shared = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8, "num_mini_batches": 2}
-    options = {**shared, "teacher_checkpoint": path, **options}
-    algorithm = make_ppo(TbpttPPO, 6, 4, *models, **options)
-    algorithm.set_teacher(make_model("teacher", teacher, 4, seed=9))
-    return algorithm
+    """Build a PPO with a teacher of a kind, read from a file, 6 steps by 4 environments."""
+    kinds = dict(zip(("actor", "critic"), models, strict=True))
+    return make_pulled(teacher, teacher_checkpoint=path, **kinds, **options)
 
 
 def live(
@@ -38,15 +35,7 @@ def live(
 
     The twin keeps its state: it has to see every rollout that the teacher does.
     """
-    states = []
-
-    def record(step, obs, rewards):
-        models = (algorithm.actor, algorithm.critic)
-        states.append(tuple(hidden_state.clone(model.get_hidden_state()) for model in models))
-        if "on_step" in hooks:
-            hooks["on_step"](step, obs, rewards)
-
-    roll_out_ppo(algorithm, seed, done_rate, on_step=record)
+    states = record_states(algorithm, seed, done_rate, **hooks)
     said = []
     with torch.no_grad():
         for obs, dones in zip(

@@ -50,31 +50,25 @@ def kill_once_there(command: list[str], folder: Path, checkpoint: str) -> Path:
 
 def tool(*words: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``rsl-tbptt`` in a folder, which has to succeed."""
-    result = subprocess.run(
-        [sys.executable, "-m", "rsl_tbptt.tools.commands.cli", *map(str, words)],
-        cwd=folder,
-        env=os.environ | WITH_ONE_THREAD | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result
+    command = [sys.executable, "-m", "rsl_tbptt.tools.commands.cli", *map(str, words)]
+    return _succeed(command, folder, environment)
 
 
 def in_shell(line: str, folder: Path) -> str:
     """Paste a command into a shell with this environment activated; return what it printed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return _succeed(["bash", "-c", line], folder, {"PATH": path}).stdout
+
+
+def _succeed(
+    command: list[str], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | WITH_ONE_THREAD | environment
     result = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=os.environ | WITH_ONE_THREAD | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result.stdout
+    return result
 
 
 def words_of(line: str) -> list[str]:

@@ -142,6 +142,33 @@ def _trained(algorithm: Any, roll_out: Callable[..., None], updates: int = 2) ->
     return algorithm, metrics
 
 
+def _at_2(change: Callable[..., Any]) -> Callable[..., None]:
+    """Return a function for ``roll_out`` that changes step 2."""
+    return lambda step, *of_step: change(*of_step) if step == 2 else None
+
+
+def _continued(algorithm: Any, other: Any) -> Any:
+    """Train another algorithm from the checkpoint of the first."""
+    from support.helpers import roll_out
+
+    other.load(algorithm.save(), None, strict=True)
+    return _trained(other, roll_out)
+
+
+def _planned(algorithm: Any) -> Any:
+    """Train, with a plan of memory after each rollout."""
+    from support.helpers import make_obs, roll_out
+
+    algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
+    algorithm.train_mode()
+
+    def rolled_out_and_planned(*args: Any) -> None:
+        roll_out(*args)
+        algorithm.memory_plan()
+
+    return _trained(algorithm, rolled_out_and_planned)
+
+
 NORMALIZED: dict[str, Any] = {"obs_normalization": True}
 LSTM_2 = {"rnn_num_layers": 2}
 NORMALIZED_RND: dict[str, Any] = {"state_normalization": True, "reward_normalization": True}
@@ -153,7 +180,6 @@ def _distillation_cases() -> dict[str, Case]:
         MODELS,
         absolute_error,
         make_distillation,
-        make_obs,
         roll_out,
     )
 
@@ -172,38 +198,20 @@ def _distillation_cases() -> dict[str, Case]:
 
         return train
 
-    def skipped() -> Any:
-        def spoil(step: int, obs: Any) -> None:
-            if step == 2:
-                obs["policy"][1] = torch.nan
-
-        algorithm = make_distillation(
-            TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3, scan_engine="reference"
+    def plain(**options: Any) -> Any:
+        return make_distillation(
+            TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3, **options
         )
-        roll_out(algorithm, 0)
-        algorithm.update()
-        roll_out(algorithm, 1, on_step=spoil)
+
+    def skipped() -> Any:
+        algorithm, _ = _trained(plain(scan_engine="reference"), roll_out, 1)
+        roll_out(algorithm, 1, on_step=_at_2(lambda obs: obs["policy"][1].fill_(torch.nan)))
         algorithm.update()
         return _trained(algorithm, roll_out)
 
     def resumed() -> Any:
         algorithm, _ = case(num_learning_epochs=2)()
-        other = make_distillation(
-            TbpttDistillation, NUM_STEPS, NUM_ENVS, student_kwargs=NORMALIZED, gradient_length=3
-        )
-        other.load(algorithm.save(), None, strict=True)
-        return _trained(other, roll_out)
-
-    def planned() -> Any:
-        algorithm = make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3)
-        algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
-        algorithm.train_mode()
-
-        def rolled_out_and_planned(*args: Any, **kwargs: Any) -> None:
-            roll_out(*args, **kwargs)
-            algorithm.memory_plan()
-
-        return _trained(algorithm, rolled_out_and_planned)
+        return _continued(algorithm, plain(student_kwargs=NORMALIZED))
 
     options = {
         **{f"student-{kind}": {"student": kind} for kind in MODELS},
@@ -232,14 +240,14 @@ def _distillation_cases() -> dict[str, Case]:
     named = {f"distillation-{name}": case(**chosen) for name, chosen in options.items()}
     named["distillation-skipped"] = skipped
     named["distillation-resumed"] = resumed
-    named["distillation-planned"] = planned
+    named["distillation-planned"] = lambda: _planned(plain())
     return named
 
 
 def _ppo_cases() -> dict[str, Case]:
     from rsl_tbptt.algorithms import TbpttPPO
     from support.fine_tuning import distilled, make_pulled
-    from support.helpers import MODELS, make_obs, make_ppo, rnd_cfg, roll_out_ppo
+    from support.helpers import MODELS, make_ppo, rnd_cfg, roll_out
 
     def case(rnd: dict[str, Any] | None = None, **options: Any) -> Case:
         recurrent = {"lstm", "gru"} & {options.get("actor", "lstm"), options.get("critic", "lstm")}
@@ -253,7 +261,7 @@ def _ppo_cases() -> dict[str, Case]:
         def train() -> Any:
             extra = {} if rnd is None else {"rnd_cfg": rnd_cfg(**NORMALIZED_RND | rnd)}
             algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **extra})
-            return _trained(algorithm, roll_out_ppo)
+            return _trained(algorithm, roll_out)
 
         return train
 
@@ -270,54 +278,38 @@ def _ppo_cases() -> dict[str, Case]:
         cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
         return case(actor="mlp", critic="mlp", symmetry_cfg=cfg)()
 
-    def skipped() -> Any:
-        def spoil(step: int, obs: Any, rewards: torch.Tensor) -> None:
-            if step == 2:
-                rewards[1] = torch.inf
+    def plain(**options: Any) -> Any:
+        lengths: dict[str, Any] = {"gradient_length": 3, "num_mini_batches": 2}
+        return make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, **lengths, **options)
 
+    def skipped() -> Any:
         algorithm, _ = case()()
-        roll_out_ppo(algorithm, 5, on_step=spoil)
+        roll_out(algorithm, 5, on_step=_at_2(lambda obs, rewards: rewards[1].fill_(torch.inf)))
         algorithm.update()
-        return _trained(algorithm, roll_out_ppo)
+        return _trained(algorithm, roll_out)
 
     def resumed() -> Any:
-        algorithm, _ = case(policy_loss="kl_penalty", schedule="fixed")()
-        other = make_ppo(
-            TbpttPPO, NUM_STEPS, NUM_ENVS, actor_kwargs=NORMALIZED, gradient_length=3,
-            num_mini_batches=2, policy_loss="kl_penalty", schedule="fixed",
-        )  # fmt: skip
-        other.load(algorithm.save(), None, strict=True)
-        return _trained(other, roll_out_ppo)
-
-    def planned() -> Any:
-        algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, gradient_length=3, num_mini_batches=2)
-        algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
-        algorithm.train_mode()
-
-        def rolled_out_and_planned(*args: Any, **kwargs: Any) -> None:
-            roll_out_ppo(*args, **kwargs)
-            algorithm.memory_plan()
-
-        return _trained(algorithm, rolled_out_and_planned)
+        algorithm, _ = case(**penalty)()
+        return _continued(algorithm, plain(actor_kwargs=NORMALIZED, **penalty))
 
     def fine_tuned(updates: int = 4, **options: Any) -> Case:
         def train() -> Any:
             options.setdefault("gradient_length", 3)
             algorithm = make_pulled(**options)
             algorithm.load(distilled(teacher=options.get("teacher", "lstm")), None, strict=True)
-            return _trained(algorithm, roll_out_ppo, updates)
+            return _trained(algorithm, roll_out, updates)
 
         return train
 
     def with_final_observations() -> Any:
-        algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, gradient_length=3, num_mini_batches=2)
+        algorithm = plain()
         process = algorithm.process_env_step
 
         def process_with_final(obs: Any, rewards: Any, dones: Any, extras: Any) -> None:
             process(obs, rewards, dones, {**extras, "final_obs": dict(obs.apply(torch.neg))})
 
         algorithm.process_env_step = process_with_final
-        return _trained(algorithm, roll_out_ppo)
+        return _trained(algorithm, roll_out)
 
     window = {"minibatch_unit": "window", "gradient_length": 3}
     penalty = {"policy_loss": "kl_penalty", "schedule": "fixed"}
@@ -353,7 +345,7 @@ def _ppo_cases() -> dict[str, Case]:
     named["ppo-symmetry"] = symmetric
     named["ppo-skipped"] = skipped
     named["ppo-resumed"] = resumed
-    named["ppo-planned"] = planned
+    named["ppo-planned"] = lambda: _planned(plain())
     named["ppo-final-observations"] = with_final_observations
     named["ppo-fine-tuned"] = fine_tuned(
         student_action_std=0.2, critic_warmup_iterations=1, teacher_updates=2

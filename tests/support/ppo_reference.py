@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rsl_tbptt.core import hidden_state
-from support.helpers import roll_out_ppo
+from support.helpers import roll_out
 
 ExtraLoss = Callable[[Any, int, slice], torch.Tensor]
 """Returns an extra term of one sample's loss, shape (1,), given the actor after its step, the step
@@ -41,16 +41,26 @@ def windows(num_steps: int, num_envs: int, gradient_length: int, burn_in: int) -
 
 def roll_out_recording(algorithm: Any, seed: int, done_rate: float) -> list[tuple]:
     """Fill the storage a second time; return the states of actor and critic before each step."""
+    roll_out(algorithm, seed, done_rate)
+    algorithm.storage.clear()
+    return record_states(algorithm, seed + 1, done_rate)
+
+
+def record_states(
+    algorithm: Any, seed: int, done_rate: float, on_step: Callable[..., object] | None = None
+) -> list[tuple]:
+    """Fill the storage; return the states of actor and critic before each step."""
     states = []
 
     def record(step, obs, rewards):
         models = (algorithm.actor, algorithm.critic)
         states.append(tuple(hidden_state.clone(model.get_hidden_state()) for model in models))
+        if on_step is not None:
+            on_step(step, obs, rewards)
 
-    roll_out_ppo(algorithm, seed, done_rate)
-    algorithm.storage.clear()
-    roll_out_ppo(algorithm, seed + 1, done_rate, on_step=record)
-    return states
+    roll_out(algorithm, seed, done_rate, on_step=record)
+    # Copies from outside of inference mode may take part in gradients.
+    return [tuple(map(hidden_state.clone, each)) for each in states]
 
 
 def disturb(algorithm: Any) -> None:

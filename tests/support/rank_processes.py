@@ -7,19 +7,28 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
+from torch.distributed import destroy_process_group, init_process_group
 
 TESTS = str(Path(__file__).parents[1])
 
 PRELOADED = ["pytest", "support.helpers", "support.ranked_run", "torch.utils.tensorboard"]
+
+
+class Share(NamedTuple):
+    """Environments ``first`` to ``last`` - 1 of all ranks', and the option ``multi_gpu_cfg``."""
+
+    first: int
+    last: int
+    cfg: dict[str, int]
 
 
 def run_ranks(target: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int) -> None:
@@ -112,3 +121,20 @@ def _free_port() -> int:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return unused.getsockname()[1]
+
+
+@contextmanager
+def group(rank: int, shares: Sequence[int], folder: str, **options: Any) -> Iterator[Share]:
+    """Connect the ranks of :func:`run_ranks`; give this one its share of the environments.
+
+    Args:
+        rank: This rank.
+        shares: Environments of each rank.
+        folder: Where they meet.
+        **options: Of ``init_process_group``.
+    """
+    store, num_ranks = f"file://{folder}/store", len(shares)
+    init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks, **options)
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": num_ranks}
+    yield Share(sum(shares[:rank]), sum(shares[: rank + 1]), cfg)
+    destroy_process_group()

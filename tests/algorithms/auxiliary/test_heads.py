@@ -6,23 +6,18 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
-from rsl_rl.models import MLPModel
 from support.auxiliary_reference import HEADS, vector
 from support.helpers import (
-    ACTION_DIM,
-    STATE_DIM,
     make_distillation,
-    make_obs,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
+    train,
 )
-from support.inside import networks_of_heads, through_a_file
+from support.imitation import forget
+from support.inside import assert_same, networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.heads import HeadOptions, Targets, counts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -39,18 +34,13 @@ def by_ppo(**options: Any) -> Any:
     return make_ppo(TbpttPPO, T, N, **{"num_mini_batches": 2, **recurrent, **options})
 
 
-def train(algorithm, seeds):
-    fill = roll_out_ppo if hasattr(algorithm, "actor") else roll_out
-    for seed in seeds:
-        fill(algorithm, seed)
-        metrics = algorithm.update()
-    return metrics
-
-
 def all_of(algorithm):
     """Return the parameters of the models, and of the heads, and the states of both optimisers."""
-    models = ppo_parameters_of if hasattr(algorithm, "actor") else parameters_of
-    return models(algorithm), heads_of(algorithm), *map(_state, algorithm.transaction.optimizers)
+    return (
+        parameters_of(algorithm),
+        heads_of(algorithm),
+        *map(_state, algorithm.transaction.optimizers),
+    )
 
 
 def heads_of(algorithm):
@@ -84,48 +74,13 @@ def test_heads_with_coefficient_zero_change_no_bit(make, options, change):
     random_state = torch.get_rng_state()
     without = make(**options)
     assert torch.equal(torch.get_rng_state(), random_state)
-    got, want = train(with_heads, range(3)), train(without, range(3))
+    got, want = train(with_heads, *range(3)), train(without, *range(3))
     assert {name: got[name] for name in want} == want
     assert set(got) - set(want) == {f"auxiliary/{name}" for name in heads}
     assert torch.equal(all_of(with_heads)[0], all_of(without)[0])
     assert torch.equal(_state(with_heads.optimizer), _state(without.optimizer))
     moves = not torch.equal(heads_of(with_heads), heads_of(make(auxiliary=heads, **options)))
     assert moves == (change == {"detach": True})
-
-
-def test_metrics_are_those_of_the_newest_rollout():
-    once = {"num_mini_batches": 1, "num_learning_epochs": 1, "update_length": T}
-    with_memory, without = (
-        distillation(auxiliary=HEADS, buffer_rollouts=size, **once) for size in (2, 0)
-    )
-    # The first updates are equal, so the second ones begin with the same parameters.
-    got, want = train(with_memory, range(2)), train(without, range(2))
-    assert "buffer" in got
-    assert "buffer" not in want
-    for name in HEADS:
-        assert got[f"auxiliary/{name}"] == pytest.approx(want[f"auxiliary/{name}"], rel=1e-5)
-
-
-def test_a_later_target_is_of_the_same_episode_and_rollout():
-    storage = distillation().storage
-    values = torch.arange(T * N).view(T, N, 1).expand(T, N, STATE_DIM).float()
-    storage.observations["state"] = values
-    dones = torch.zeros(T, N, dtype=torch.bool)
-    dones[3, 0] = dones[1, 1] = dones[2, 1] = dones[5, 2] = True
-    head = HeadOptions(target="state", columns=(2,), delay=2)
-    labels = Targets({"later": head}, storage, None).labels(dones)
-    counts, target = labels[counts_of("later")], labels["auxiliary/later"]
-    # step            0 1 2 3 4 5, and the target is two steps on
-    expected = {
-        0: [True, True, False, False, False, False],  # ends after step 3
-        1: [False, False, False, True, False, False],  # after 1 and after 2
-        2: [True, True, True, True, False, False],  # after the last
-        3: [True, True, True, True, False, False],
-    }
-    for env, of_env in expected.items():
-        assert counts[:, env].tolist() == of_env
-        later = [values[t + 2, env, 0].item() if there else 0.0 for t, there in enumerate(of_env)]
-        assert target[:, env, 0].tolist() == later
 
 
 @pytest.mark.parametrize("poison", [1e6, math.nan])
@@ -141,8 +96,7 @@ def test_unused_targets_do_not_matter(poison):
         storage.observations["state"][4:, 1] = value  # in another episode than all steps before it
         assert len(algorithm.update()) > 1
         results.append(all_of(algorithm))
-    for got, want in zip(*results, strict=True):
-        assert torch.equal(got, want)
+    assert_same(*results)
 
 
 def reduced(predictions, targets):
@@ -172,12 +126,6 @@ def test_bad_heads_are_refused_by_name_before_any_rollout(heads, message):
         distillation(auxiliary=heads)
 
 
-def test_looking_for_a_layer_leaves_only_its_hook_in_the_teacher():
-    teacher = distillation(auxiliary=LATENT).teacher
-    hooked = [name for name, layer in teacher.named_modules() if layer._forward_hooks]
-    assert hooked == ["mlp.0"]
-
-
 def test_a_layer_that_the_teacher_lacks_is_refused():
     with pytest.raises(ValueError, match=r"'teacher:mlp.9', expected a layer.*'mlp.0', 'mlp.1'"):
         distillation(auxiliary={"x": {"target": "teacher:mlp.9"}})
@@ -188,53 +136,40 @@ def test_a_layer_that_the_teacher_lacks_is_refused():
         distillation(auxiliary={"x": {"target": "teacher:cnns.camera"}}, **images)
 
 
-class OwnForward(MLPModel):
-    """A model that is run step by step."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return super().forward(*args, **kwargs)
-
-
 def test_a_model_whose_latent_is_not_seen_is_refused():
-    student = OwnForward(make_obs(N), {"student": ["policy"]}, "student", ACTION_DIM)
-    source = distillation()
     with pytest.raises(NotImplementedError, match="auxiliary is set, expected None with a OwnForw"):
-        TbpttDistillation(
-            student, source.teacher, source.storage, gradient_length=3, auxiliary=HEADS
-        )
+        distillation(student="stepwise", auxiliary=HEADS)
 
 
-@pytest.mark.parametrize(("teacher", "in_batches"), [("lstm", False), ("mlp", True)])
-def test_layers_of_the_teacher_are_recorded_step_by_step(teacher, in_batches):
-    layer = "rnn" if teacher == "lstm" else "mlp.1"
-    heads = {"latent": {"target": f"teacher:{layer}"}}
-    algorithm = distillation(teacher=teacher, auxiliary=heads, batch_teacher_labels=in_batches)
+def test_layers_of_a_recurrent_teacher_are_recorded():
+    algorithm = distillation(teacher="lstm", auxiliary={"latent": {"target": "teacher:rnn"}})
     roll_out(algorithm, 0)
     algorithm._labels.complete()
-    recorded = algorithm._labels.layers.outputs[layer]
+    recorded = algorithm._labels.layers.outputs["rnn"]
     model, storage = algorithm.teacher, algorithm.storage
     model.reset()
     for t in range(T):
-        latent = model.get_latent(storage.observations[t])
-        if teacher == "mlp":
-            latent = model.mlp[1](model.mlp[0](latent))
-        torch.testing.assert_close(recorded[t], latent)
+        torch.testing.assert_close(recorded[t], model.get_latent(storage.observations[t]))
         model.reset(storage.dones[t].squeeze(-1))
 
 
-@pytest.mark.parametrize("make", [distillation, by_ppo])
-def test_nan_in_a_target_is_named_and_undone(make):
-    algorithm = make(auxiliary={"x": {"target": "state", "columns": [0]}})
-    train(algorithm, [0])
+@pytest.mark.parametrize(
+    ("make", "coef"), [(distillation, 1.0), (by_ppo, 1.0), (distillation, 0.0)]
+)
+def test_nan_in_a_target_is_named_and_undone_unless_its_head_has_no_weight(make, coef):
+    algorithm = make(auxiliary={"x": {"target": "state", "columns": [0], "coef": coef}})
+    train(algorithm, 0)
     before = all_of(algorithm)
-    fill = roll_out if make is distillation else roll_out_ppo
-    fill(algorithm, 1)
+    roll_out(algorithm, 1)
     algorithm.storage.observations["state"][2, 1, 0] = math.nan
+    if coef == 0.0:
+        assert algorithm.update()["skipped_updates"] == 0.0
+        assert all(each.isfinite().all() for each in all_of(algorithm))
+        return
     message = r"group 'state' of environments \[1\], first at step 2"
     with pytest.warns(UserWarning, match=message):
         assert algorithm.update() == {"skipped_updates": 1.0}
-    for got, want in zip(all_of(algorithm), before, strict=True):
-        assert torch.equal(got, want)
+    assert_same(all_of(algorithm), before)
 
 
 def test_nan_in_a_layer_of_the_teacher_is_named():
@@ -247,45 +182,36 @@ def test_nan_in_a_layer_of_the_teacher_is_named():
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
 def test_a_resumed_run_continues_with_its_heads(make):
-    heads = HEADS | (LATENT if make is distillation else {})
-    first, second = make(auxiliary=heads), make(auxiliary=heads)
-    train(first, range(2))
-    train(second, [5])
+    first, second = make(auxiliary=HEADS), make(auxiliary=HEADS)
+    train(first, 0, 1)
+    train(second, 5)
     second.load(through_a_file(first.save()), None, strict=True)
-    results = []
     for algorithm in (first, second):
-        for model in algorithm.transaction.stateful_models():
-            model.reset()
-        train(algorithm, range(2, 4))
-        results.append(all_of(algorithm))
-    for got, want in zip(*results, strict=True):
-        assert torch.equal(got, want)
+        forget(algorithm)
+        train(algorithm, 2, 3)
+    assert_same(all_of(second), all_of(first))
 
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
 def test_checkpoints_load_with_and_without_heads(make):
-    with_heads, without = make(auxiliary=HEADS), make()
-    if make is distillation:
-        stock = make_distillation(Distillation, T, N, gradient_length=3)
-    else:
-        stock = make_ppo(PPO, T, N)
-    train(with_heads, range(2))
+    with_heads, without, fresh = make(auxiliary=HEADS), make(), make(auxiliary=HEADS)
+    train(with_heads, 0, 1)
     checkpoint = through_a_file(with_heads.save())
     without_heads = {key: value for key, value in checkpoint.items() if key != "rsl_tbptt"}
-    stock.load(checkpoint, None, strict=True)
     with pytest.warns(UserWarning, match=r"heads: \['velocity'.* of the checkpoint are not in"):
         without.load(checkpoint, None, strict=True)
-    models = parameters_of if make is distillation else ppo_parameters_of
-    assert torch.equal(models(stock), models(with_heads))
-    assert torch.equal(models(without), models(with_heads))
-    fresh = make(auxiliary=HEADS)
+    stock: Any = make_ppo(PPO, T, N)
+    if make is distillation:
+        stock = make_distillation(Distillation, T, N, gradient_length=3)
+    stock.load(checkpoint, None, strict=True)
+    for loaded in (without, stock):
+        assert torch.equal(parameters_of(loaded), parameters_of(with_heads))
     before = heads_of(fresh)
     with pytest.warns(
         UserWarning, match=r"heads: \['velocity'.* are not in the checkpoint and begin anew\.$"
     ):
         fresh.load(without_heads, None, strict=True)
     assert torch.equal(heads_of(fresh), before)
-    train(fresh, [0])
 
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
@@ -298,53 +224,18 @@ def test_checkpoints_load_with_and_without_heads(make):
 )
 def test_a_different_head_is_refused_and_nothing_changes(make, change, message):
     source = make(auxiliary=HEADS)
-    train(source, [0])
+    train(source, 0)
     other = make(auxiliary={**HEADS, "velocity": {**HEADS["velocity"], **change}})
-    train(other, [1])
+    train(other, 1)
     before = all_of(other)
     with pytest.raises(ValueError, match=message):
         other.load(source.save(), None, strict=True)
-    for got, want in zip(all_of(other), before, strict=True):
-        assert torch.equal(got, want)
+    assert_same(all_of(other), before)
 
 
 def test_ppo_continues_with_the_heads_of_a_student():
     student, ppo = distillation(auxiliary=HEADS), by_ppo(auxiliary=HEADS)
-    train(student, range(2))
+    train(student, *range(2))
     ppo.load(through_a_file(student.save()), None, strict=True)
     assert torch.equal(heads_of(ppo), heads_of(student))
-    assert "auxiliary/velocity" in train(ppo, [0])
-
-
-def rolled_out(algorithm):
-    """Fill the storage; return the algorithm."""
-    play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
-    play(algorithm, 0)
-    return algorithm
-
-
-@pytest.mark.parametrize("make", [distillation, by_ppo])
-def test_heads_count_in_the_memory_of_an_update(make):
-    large = {"x": {"target": "state", "hidden_dims": [600, 600]}}
-    with_heads, without = make(auxiliary=large), make()
-    for algorithm in (with_heads, without):
-        rolled_out(algorithm)
-    bytes_of_heads = 4 * heads_of(with_heads).numel()
-    before = all_of(with_heads)
-    planned = with_heads.memory_plan().peak(1) - without.memory_plan().peak(1)
-    assert planned > 4 * bytes_of_heads  # the gradient, and what undoes an update
-    for got, want in zip(all_of(with_heads), before, strict=True):
-        assert torch.equal(got, want)
-
-
-def test_nan_in_the_target_of_a_head_with_coefficient_zero_does_not_matter():
-    heads = {"x": {"target": "state", "coef": 0.0}}
-    results = []
-    for auxiliary in (heads, None):
-        algorithm = distillation(auxiliary=auxiliary, **MEMORY)
-        for seed in range(2):
-            roll_out(algorithm, seed)
-            algorithm.storage.observations["state"][2, 1, 0] = math.nan
-            assert algorithm.update()["skipped_updates"] == 0.0
-        results.append(parameters_of(algorithm))
-    assert torch.equal(*results)
+    assert "auxiliary/velocity" in train(ppo, 0)

@@ -2,8 +2,14 @@
 
 import pytest
 import torch
-from support.helpers import absolute_error, make_distillation, make_model, parameters_of, roll_out
-from support.tbptt_reference import WeightedSequences, weighted_gradients
+from support.helpers import (
+    SLICES,
+    absolute_error,
+    make_distillation,
+    make_model,
+    parameters_of,
+    train,
+)
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -11,19 +17,11 @@ from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD, resolve_behavior_
 from rsl_tbptt.core import losses
 
 T, N = 7, 5
-JOINT = {"loss": "mse", "actions": [0, 1], "name": "joint"}
-GRIPPER = {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"}
+JOINT, GRIPPER = SLICES
 
 
 def make(**options):
     return make_distillation(TbpttDistillation, T, N, **{"gradient_length": 3, **options})
-
-
-def joint_and_gripper(actions, labels):
-    """Return the loss of ``[JOINT, GRIPPER]`` in plain code."""
-    joint = (actions[..., 0] - labels[..., 0]).square()
-    gripper = -Bernoulli(logits=actions[..., 1]).log_prob((labels[..., 1] > 0).to(actions.dtype))
-    return joint + 0.5 * gripper
 
 
 def test_binary_cross_entropy_is_that_of_the_signs():
@@ -38,48 +36,12 @@ def test_binary_cross_entropy_is_that_of_the_signs():
     )
 
 
-@pytest.mark.usefixtures("float64_here")
-@pytest.mark.parametrize(
-    ("student", "k1", "k2", "num_micro_batches"),
-    [("lstm", 3, 3, 3), ("lstm", 2, 4, 1), ("cnn-lstm", 2, 4, 3)],
-)
-def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micro_batches):
-    algorithm = make(
-        student=student,
-        gradient_length=k2,
-        update_length=k1,
-        num_micro_batches=num_micro_batches,
-        loss_type=[JOINT, GRIPPER],
-        optimizer="sgd",
-        learning_rate=1.0,
-        max_grad_norm=None,
-    )
-    reference = make_model("student", student, N, seed=1)
-    before = parameters_of(algorithm)
-    roll_out(algorithm, 0)
-    storage = algorithm.storage
-    sequences = WeightedSequences(
-        storage.observations.clone(),
-        storage.privileged_actions.clone(),
-        storage.dones.squeeze(-1).bool(),
-        torch.ones(T, N),
-    )
-    after = []
-    algorithm.optimizer.register_step_post_hook(lambda *_: after.append(parameters_of(algorithm)))
-    algorithm.update()
-    # Only the first step: the parameters differ in later ones.
-    expected = weighted_gradients(reference, [sequences], k1, k2, joint_and_gripper)[0]
-    torch.testing.assert_close(before - after[0], expected, rtol=1e-6, atol=1e-9)
-
-
 @pytest.mark.parametrize("loss", ["mse", "huber", "bce", "kl", "nll", absolute_error])
 def test_one_slice_of_all_actions_is_its_loss_to_the_last_bit(loss):
     results, metrics = [], {}
     for loss_type in (loss, [{"loss": loss, "actions": [0, 2], "name": "all"}]):
         algorithm = make(loss_type=loss_type, buffer_rollouts=2, num_micro_batches=2)
-        for seed in range(2):
-            roll_out(algorithm, seed)
-            metrics = algorithm.update()
+        metrics = train(algorithm, *range(2))
         results.append(parameters_of(algorithm))
     assert torch.equal(*results)
     assert metrics["behavior/all"] == metrics["behavior"]
@@ -101,33 +63,6 @@ def test_a_slice_has_the_loss_of_its_own_gaussians():
     torch.testing.assert_close(found.reported["behavior/actions_0_1"], error)
     torch.testing.assert_close(loss.per_sample((mean, std), {ACTIONS: label, STD: label_std}),
                                found.trained)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("weight", "options"),
-    [
-        (None, {"buffer_rollouts": 2, "num_learning_epochs": 2, "num_mini_batches": 2}),
-        (lambda transitions: transitions.obs["state"][..., 0].abs(), {}),
-    ],
-)
-def test_each_slice_is_reported_without_its_coefficient(weight, options):
-    algorithm = make(
-        loss_type=[JOINT, GRIPPER], imitation_weight=weight, learning_rate=1e-30, **options
-    )
-    metrics = {}
-    for seed in range(2):
-        roll_out(algorithm, seed)
-        metrics = algorithm.update()
-    parts = metrics["behavior/joint"] + 0.5 * metrics["behavior/gripper"]
-    assert metrics["behavior"] == pytest.approx(parts, rel=1e-5)
-    assert ("buffer" in metrics) == bool(options)
-
-
-def test_actions_of_no_slice_are_not_trained():
-    algorithm = make(loss_type=[{"loss": "mse", "actions": [1, 2]}])
-    roll_out(algorithm, 0)
-    algorithm.storage.privileged_actions[..., 0] = 1e6
-    assert algorithm.update()["behavior"] < 1e3
 
 
 @pytest.mark.parametrize(

@@ -78,17 +78,3 @@ def test_every_teacher_of_rsl_rl_gives_the_same_labels(teacher):
     expected, _, _ = train(Distillation, **shared)
     parameters, _, _ = train(TbpttDistillation, **shared, loss_reduction="sum", tail="drop")
     torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-
-
-def test_engines_and_chunks_leave_the_same_parameters():
-    shared: dict[str, Any] = {
-        "num_steps": 10,
-        "num_envs": 5,
-        "gradient_length": 4,
-        "update_length": 6,
-    }
-    expected, _, _ = train(TbpttDistillation, **shared, scan_engine="reference")
-    ways: list[dict[str, Any]] = [{"scan_engine": "compiled"}, {"num_micro_batches": 3}]
-    for options in ways:
-        parameters, _, _ = train(TbpttDistillation, **shared, **options)
-        torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

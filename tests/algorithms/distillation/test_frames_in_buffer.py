@@ -1,8 +1,11 @@
 """A replay buffer keeps each camera frame once: whole sequences, uniformly, within its limit."""
 
+from typing import Any
+
 import pytest
 import torch
-from support.helpers import hold_frames, make_distillation, parameters_of, roll_out
+from support.helpers import hold_frames, make_distillation, parameters_of, roll_out, train
+from support.inside import assert_same, everything, through_a_file
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -157,17 +160,6 @@ def test_frames_of_another_size_are_refused():
     assert buffer.num_kept == 2 * N
 
 
-def test_frames_of_steps_that_no_loss_sees_are_not_kept():
-    buffer = ReplayBuffer(12, *numbered_rollout(0, 1), {"camera": 100})
-    rollout, state = numbered_rollout(0, 1)
-    rollout.obs.frames["camera"][4 * N :] = -1
-    buffer.put(rollout, state)
-    buffer.keep_newest(4, torch.arange(len(buffer.newest)))
-    assert buffer.num_kept == N
-    assert (buffer.state_dict()["frames"]["camera"] >= 0).all()
-    assert len(buffer.state_dict()["frames"]["camera"]) == 4 * N
-
-
 def make(**options):
     chosen = {"gradient_length": 3, "num_mini_batches": 2, "buffer_rollouts": 400, **options}
     return make_distillation(TbpttDistillation, T, N, student="cnn-gru", **chosen)
@@ -191,15 +183,6 @@ def test_bytes_are_those_of_the_plan_and_hold_more_sequences_of_a_slow_camera():
     assert capacities[3] > 1.4 * capacities[1]
 
 
-def test_without_a_limit_all_frames_may_be_new():
-    algorithm = make(buffer_gb=None, buffer_rollouts=2)
-    roll_out(algorithm, 0, on_step=hold_frames(3))
-    algorithm.update()
-    buffer = algorithm.experience.buffer
-    assert buffer.capacity == 2 * N
-    assert all(len(frames) == 3 * N * T for frames in buffer.rollout.obs.frames.values())
-
-
 @pytest.mark.parametrize("changing", ["camera", "depth"])
 def test_groups_that_change_at_different_rates_share_a_full_buffer(changing):
     """If either group has no room left, a sequence is dropped with the frames of both."""
@@ -215,8 +198,7 @@ def test_groups_that_change_at_different_rates_share_a_full_buffer(changing):
         return on_step
 
     for seed in range(6):  # the pools are made for the slow cameras of the first rollout
-        roll_out(algorithm, seed, on_step=number_frames(seed * N))
-        assert algorithm.update()["skipped_updates"] == 0.0
+        assert train(algorithm, seed, on_step=number_frames(seed * N))["skipped_updates"] == 0.0
     buffer = algorithm.save()["rsl_tbptt"]["buffer"]
     shown = {}
     for group, rows in zip(("camera", "depth"), buffer["sequences"], strict=False):
@@ -230,84 +212,39 @@ def test_groups_that_change_at_different_rates_share_a_full_buffer(changing):
     torch.testing.assert_close(shown[changing], held + torch.where(newer, moved, 0.0))
 
 
-def test_a_buffer_that_did_not_fit_once_is_restored(monkeypatch):
-    """After the first rollout shows the camera's rate, the divided buffer may not fit."""
-    algorithm = make(buffer_gb=5e-5)
-
-    def failing(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    roll_out(algorithm, 0, on_step=hold_frames(3))
-    before = parameters_of(algorithm)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_empty", failing)
-        undone = pytest.raises(torch.OutOfMemoryError, match="one sequence at a time")
-        with pytest.warns(UserWarning, match="ran out of memory"), undone:
-            algorithm.update()
-    roll_out(algorithm, 1, on_step=hold_frames(3))
-    assert torch.equal(parameters_of(algorithm), before)
-    assert "buffer" not in algorithm.update()
-    roll_out(algorithm, 3, on_step=hold_frames(3))
-    assert "buffer" in algorithm.update()
-
-
-def test_a_run_with_frames_continues_from_its_checkpoint():
-    results = []
-    for through_checkpoint in (False, True):
-        algorithm = make(save_buffer=True, buffer_gb=3e-5)
-        for seed in range(3):
-            roll_out(algorithm, seed, on_step=hold_frames(3))
-            algorithm.update()
-        kept = algorithm.experience.buffer.state_dict()
-        if through_checkpoint:
-            resumed = make(save_buffer=True, buffer_gb=3e-5)
-            resumed.load(algorithm.save(), None, strict=True)
-            resumed.student.reset(hidden_state=algorithm.student.get_hidden_state())
-            algorithm = resumed
-        roll_out(algorithm, 3, on_step=hold_frames(3))
-        algorithm.experience.take()
-        if through_checkpoint:
-            found = algorithm.experience.buffer.state_dict()
-            assert all(map(torch.equal, found["sequences"], kept["sequences"]))
-            assert torch.equal(found["frames"]["camera"], kept["frames"]["camera"])
-        algorithm.update()
-        results.append(parameters_of(algorithm))
-    torch.testing.assert_close(*results)
-
-
-def test_a_resumed_buffer_has_the_size_that_it_was_made_with():
+def test_a_resumed_run_continues_with_the_saved_frames_and_the_size_of_their_buffer():
     """The rate of new frames decided it in the first rollout, and has changed since."""
-    results, capacities = [], []
+    results: list[Any] = []
     for resumed in (False, True):
         algorithm = make(save_buffer=True, buffer_gb=3e-5)
         for seed in range(6):
             if resumed and seed == 2:
                 saved, state = algorithm.save(), algorithm.student.get_hidden_state()
                 algorithm = make(save_buffer=True, buffer_gb=3e-5)
-                algorithm.load(saved, None, strict=True)
+                algorithm.load(through_a_file(saved), None, strict=True)
                 algorithm.student.reset(hidden_state=state)
-            roll_out(algorithm, seed, on_step=hold_frames(1 if seed == 0 else 3))
-            algorithm.update()
-        results.append(parameters_of(algorithm))
-        capacities.append(algorithm.experience.buffer.capacity)
-    assert torch.equal(*results)
+            train(algorithm, seed, on_step=hold_frames(1 if seed == 0 else 3))
+        results.append([parameters_of(algorithm), algorithm.experience.buffer.capacity])
+    assert_same(*results)
     larger = make(save_buffer=True, buffer_gb=6e-5)
     larger.load(algorithm.save(), None, strict=True)
-    roll_out(larger, 6, on_step=hold_frames(3))
-    larger.update()
-    assert capacities == capacities[:1] * 2
-    assert larger.experience.buffer.capacity > 1.5 * capacities[0]
+    train(larger, 6, on_step=hold_frames(3))
+    assert larger.experience.buffer.capacity > 1.5 * results[0][1]
 
 
-def test_repeated_frames_are_found_for_both_models_by_one_comparison(monkeypatch):
-    obs = TensorDict({"camera": torch.stack([camera_of(n, 3) for n in range(N)], 1)}, [T, N])
-    seen = [separate_frames(obs, ["camera"]) for _ in range(2)]
-    compared = []
-    not_equal = torch.Tensor.__ne__
-    monkeypatch.setattr(
-        torch.Tensor, "__ne__", lambda *both: compared.append(1) or not_equal(*both)
-    )
-    deduplicate_frames(*seen)
-    assert len(compared) == T - 1
-    assert torch.equal(*(each.steps["camera"] for each in seen))
-    assert len(seen[0].steps["camera"].unique()) < 0.6 * T * N
+def test_a_buffer_that_did_not_fit_once_is_restored(monkeypatch):
+    """After the first rollout shows the camera's rate, the divided buffer may not fit."""
+    algorithm = make(buffer_gb=5e-5)
+    before = everything(algorithm)
+
+    def failing(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", failing)
+        undone = pytest.raises(torch.OutOfMemoryError, match="one sequence at a time")
+        with pytest.warns(UserWarning, match="ran out of memory"), undone:
+            train(algorithm, 0, on_step=hold_frames(3))
+    assert_same(everything(algorithm), before)
+    assert "buffer" not in train(algorithm, 1, on_step=hold_frames(3))
+    assert "buffer" in train(algorithm, 3, on_step=hold_frames(3))

@@ -1,19 +1,26 @@
 """Weights of robot-steps in distillation: the exact weighted mean, for any micro-batches."""
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import support.helpers as helpers
 import torch
-from support.helpers import hold_frames, make_distillation, make_model, parameters_of, roll_out
-from support.rank_processes import run_ranks
+from support.helpers import (
+    SLICES,
+    hold_frames,
+    make_distillation,
+    make_model,
+    parameters_of,
+    roll_out,
+    train,
+    weigh,
+)
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
-from torch import distributed
+from torch.distributions import Bernoulli
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.health import limit_of
 from rsl_tbptt.core import hidden_state
 
 T, N = 7, 5
@@ -24,23 +31,21 @@ GRADIENT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
 """The documented tolerance in float64."""
 
 
-def weigh(transitions):
-    """Give about half of all steps weight 0, and the others different weights."""
-    return weigh_state(transitions.obs)
-
-
-def weigh_state(obs):
-    return obs["state"][..., 0].relu()
-
-
 def squared(actions, labels):
     return (actions - labels).square().mean(-1)
 
 
-def make(num_envs=N, **options):
+def joint_and_gripper(actions, labels):
+    """Return the loss of ``SLICES`` in plain code."""
+    joint = (actions[..., 0] - labels[..., 0]).square()
+    gripper = -Bernoulli(logits=actions[..., 1]).log_prob((labels[..., 1] > 0).to(actions.dtype))
+    return joint + 0.5 * gripper
+
+
+def make(**options):
     """Build an algorithm that keeps the gradient of each optimiser step in ``seen``."""
     options = {"gradient_length": 3, "imitation_weight": weigh, **options}
-    algorithm = make_distillation(TbpttDistillation, T, num_envs, **options)
+    algorithm = make_distillation(TbpttDistillation, T, N, **options)
     algorithm.seen = []
 
     def keep(*_):
@@ -59,7 +64,9 @@ def recorded(algorithm):
         obs=storage.observations.clone(),
         labels=storage.privileged_actions.clone(),
         dones=storage.dones.squeeze(-1).bool(),
-        weights=torch.ones(T, N) if weight is None else weigh_state(storage.observations),
+        weights=torch.ones(T, N)
+        if weight is None
+        else storage.observations["state"][..., 0].relu(),
         state=hidden_state.clone(algorithm.experience.start_state),
     )
 
@@ -70,7 +77,11 @@ def assert_gradients(seen, expected):
 
 
 @pytest.mark.usefixtures("float64_here")
-@pytest.mark.parametrize("weight", [weigh, None])
+@pytest.mark.parametrize(
+    ("weight", "loss_type", "loss"),
+    [(weigh, "mse", squared), (None, "mse", squared), (weigh, SLICES, joint_and_gripper)],
+    ids=["weights", "plain", "slices"],
+)
 @pytest.mark.parametrize(
     ("student", "k1", "k2", "num_micro_batches", "with_buffer"),
     [
@@ -83,11 +94,13 @@ def assert_gradients(seen, expected):
     ],
 )
 def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
-    weight, student, k1, k2, num_micro_batches, with_buffer
+    weight, loss_type, loss, student, k1, k2, num_micro_batches, with_buffer
 ):
     options = {"buffer_rollouts": 4, "buffer_share": 100.0} if with_buffer else {}
     lengths = {"gradient_length": k2, "update_length": k1, "num_micro_batches": num_micro_batches}
-    algorithm = make(student=student, imitation_weight=weight, **lengths, **options, **FIXED)
+    algorithm = make(
+        student=student, imitation_weight=weight, loss_type=loss_type, **lengths, **options, **FIXED
+    )
     reference = make_model("student", student, N, seed=1)
     sequences = []
     for seed in range(3):
@@ -97,13 +110,16 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
         reference.load_state_dict(algorithm.student.state_dict())
         algorithm.seen.clear()
         metrics = algorithm.update()
-        assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, squared))
+        if loss is joint_and_gripper:
+            both = metrics["behavior/joint"] + 0.5 * metrics["behavior/gripper"]
+            assert metrics["behavior"] == pytest.approx(both, rel=1e-5)
+        assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, loss))
         of_rollout = sequences[-1]
         with torch.no_grad():
             reference.reset(hidden_state=of_rollout.state)
             losses = []
             for t in range(T):
-                losses.append(squared(reference(of_rollout.obs[t]), of_rollout.labels[t]))
+                losses.append(loss(reference(of_rollout.obs[t]), of_rollout.labels[t]))
                 state = hidden_state.clear(reference.get_hidden_state(), of_rollout.dones[t])
                 reference.reset(hidden_state=state)
         weighted = of_rollout.weights * torch.stack(losses)
@@ -112,6 +128,13 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
         )
         mean_weight = of_rollout.weights.mean().item()
         assert metrics.get("imitation_weight", 1.0) == pytest.approx(mean_weight)
+
+
+def test_no_weight_gives_no_gradient():
+    algorithm = make(imitation_weight=lambda transitions: torch.zeros(T, N))
+    metrics = train(algorithm, 0)
+    assert (metrics["behavior"], metrics["imitation_weight"]) == (0.0, 0.0)
+    assert not torch.stack(algorithm.seen).any()
 
 
 @pytest.mark.usefixtures("float64_here")
@@ -135,66 +158,32 @@ def test_a_constant_weight_changes_nothing(loss_reduction, constant):
     results = []
     for weight in (None, lambda transitions: torch.full((T, N), constant)):
         algorithm = make(imitation_weight=weight, **shared)
-        for seed in range(3):
-            roll_out(algorithm, seed)
-            metrics = algorithm.update()
-        results.append((parameters_of(algorithm), metrics))
-    (without, plain), (weighted, metrics) = results
-    torch.testing.assert_close(weighted, without, **EXACT_FLOAT64)
-    assert metrics.pop("imitation_weight") == constant
-    # Metrics of the labels weigh all steps equally, and are not reported with weights.
-    assert metrics == pytest.approx({name: plain[name] for name in metrics}, rel=1e-8)
-    assert all(limit_of(name) for name in plain.keys() - metrics.keys())
+        metrics = train(algorithm, 0, 1, 2)
+        results.append((parameters_of(algorithm), metrics["behavior"]))
+    assert metrics["imitation_weight"] == constant
+    torch.testing.assert_close(*results, **EXACT_FLOAT64)
 
 
-def test_the_gradient_is_zero_if_all_weights_are():
-    algorithm = make(
-        num_mini_batches=N, imitation_weight=lambda t: (t.obs["state"][..., 0] > 50).float()
+@pytest.mark.parametrize("before", [None, weigh])
+@pytest.mark.parametrize("after", [None, weigh])
+def test_saved_buffers_are_loaded_with_and_without_weights(before, after):
+    source, target = (
+        make(imitation_weight=weight, buffer_rollouts=2, save_buffer=True)
+        for weight in (before, after)
     )
-
-    def third_counts(step, obs):
-        obs["state"][2, 0] = 100.0
-
-    roll_out(algorithm, 0, on_step=third_counts)
-    metrics = algorithm.update()
-    with_gradient = [bool(gradient.any()) for gradient in algorithm.seen]
-    assert sum(with_gradient) == math.ceil(T / 3)  # the mini-batch of one of the environments
-    assert metrics["imitation_weight"] == pytest.approx(1 / N)
-    before = parameters_of(algorithm)
-    algorithm.seen.clear()
-    roll_out(algorithm, 1)
-    metrics = algorithm.update()
-    assert (metrics["behavior"], metrics["imitation_weight"]) == (0.0, 0.0)
-    assert not torch.stack(algorithm.seen).any()
-    assert before.isfinite().all()
-
-
-def test_saved_buffers_are_loaded_with_and_without_weights():
-    saved = {}
-    for weight in (None, weigh):
-        algorithm = make(imitation_weight=weight, buffer_rollouts=2, save_buffer=True)
-        roll_out(algorithm, 0)
-        algorithm.update()
-        saved[weight] = algorithm.save()
-        assert ("weights" in saved[weight]["rsl_tbptt"]["buffer"]) == (weight is not None)
-    for before in (None, weigh):
-        for after in (None, weigh):
-            algorithm = make(imitation_weight=after, buffer_rollouts=2, save_buffer=True)
-            algorithm.load(saved[before], None, strict=True)
-            roll_out(algorithm, 1)
-            algorithm.experience.take()
-            buffer = algorithm.experience.buffer
-            assert buffer.num_kept == N
-            if after is None:
-                assert buffer.rollout.weights is None
-                continue
-            kept = buffer.rollout.weights[:, :N]
-            expected = torch.ones(T, N)
-            if before is not None:
-                expected = saved[before]["rsl_tbptt"]["buffer"]["weights"]
-                assert (expected == 0).any()
-            assert torch.equal(kept, expected)
-            assert "behavior" in algorithm.update()
+    train(source, 0)
+    saved = source.save()
+    target.load(saved, None, strict=True)
+    roll_out(target, 1)
+    target.experience.take()
+    buffer = target.experience.buffer
+    assert buffer.num_kept == N
+    if after is None:
+        assert buffer.rollout.weights is None
+        return
+    kept = saved["rsl_tbptt"]["buffer"].get("weights", torch.ones(T, N))
+    assert torch.equal(buffer.rollout.weights[:, :N], kept)
+    assert (kept == 0).any() == (before is not None)
 
 
 @pytest.fixture
@@ -215,18 +204,26 @@ def test_a_group_gives_the_same_weights_as_a_function_of_it():
     results = []
     for weight in ("success", lambda transitions: transitions.obs["success"].squeeze(-1)):
         algorithm = make(imitation_weight=weight)
-        roll_out(algorithm, 0)
-        metrics = algorithm.update()
+        metrics = train(algorithm, 0)
         assert 0 < metrics["imitation_weight"] < 1
         results.append(parameters_of(algorithm))
     assert torch.equal(*results)
 
 
-@pytest.mark.usefixtures("success")
-def test_invalid_weights_are_refused_before_any_rollout():
-    message = r"imitation_weight is 'sucess', expected one of \['policy', 'state', 'success'\]"
+def test_an_unknown_group_is_refused_before_any_rollout():
+    message = r"imitation_weight is 'sucess', expected one of \['policy', 'state'\]"
     with pytest.raises(ValueError, match=message):
         make(imitation_weight="sucess")
+
+
+def writes_labels(transitions):
+    transitions.labels.add_(1.0)
+    return torch.ones(T, N)
+
+
+def writes_obs(transitions):
+    transitions.obs["policy"].add_(1.0)
+    return torch.ones(T, N)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +231,12 @@ def test_invalid_weights_are_refused_before_any_rollout():
     [
         (lambda transitions: transitions.obs["nothing"], "it fails .*nothing"),
         (lambda transitions: transitions.rewards[0], r"shape \(7, 5\); .* have shape \(5,\)"),
-        (lambda transitions: 1.0, r"shape \(7, 5\); it fails"),
+        (lambda transitions: 1.0, r"the weights are <class 'float'>"),
+        (lambda transitions: torch.ones(T, N).numpy(), "weights are float32"),
+        (lambda transitions: torch.ones(T, N) + 0j, "the weights are torch.complex64"),
         ("state", r"imitation_weight is 'state', .* have shape \(7, 5, 7\)"),
+        (writes_labels, "imitation_weight, .*writes_labels.*, writes into the 'labels' that it is"),
+        (writes_obs, "writes into the 'policy' that it is given, expected a new tensor"),
     ],
 )
 def test_a_weight_is_tried_out_before_the_first_step(weight, message):
@@ -245,47 +246,38 @@ def test_a_weight_is_tried_out_before_the_first_step(weight, message):
 
 
 def test_the_steps_of_an_episode_are_counted_over_rollouts():
-    counted, dones, weights = [], [], []
+    counted = []
 
-    def warm_up(transitions):
+    def count(transitions):
         counted.append(transitions.episode_steps.clone())
-        dones.append(transitions.dones.clone())
-        weights.append((transitions.episode_steps >= 4).float())
-        return weights[-1]
+        return torch.ones(T, N)
 
-    algorithm = make(imitation_weight=warm_up)
+    algorithm = make(imitation_weight=count)
+    steps = torch.zeros(N, dtype=torch.int64)
     for seed in range(4):
         roll_out(algorithm, seed, done_rate=0.1)
-        if seed == 1:  # broken off, but the simulated steps count
-            dropped = algorithm.storage.dones.squeeze(-1).bool().clone()
-            algorithm.train_mode()
-            dones.append(dropped)
-            counted.append(None)
-            continue
-        algorithm.update()
-    counted, dones = counted[1:], dones[1:]  # without the trial
-    steps = torch.zeros(N, dtype=torch.int64)
-    for of_rollout, ends in zip(counted, dones, strict=True):
+        dones, expected = algorithm.storage.dones.squeeze(-1).bool().clone(), []
         for t in range(T):
-            if of_rollout is not None:
-                assert torch.equal(of_rollout[t], steps)
-            steps = torch.where(ends[t], 0, steps + 1)
+            expected.append(steps)
+            steps = torch.where(dones[t], 0, steps + 1)
+        if seed == 1:  # broken off, but the simulated steps count
+            algorithm.train_mode()
+        else:
+            algorithm.update()
+            assert torch.equal(counted[-1], torch.stack(expected))
     assert steps.max() > T
 
 
 def test_a_function_gets_the_executed_actions():
-    seen = {}
+    seen = []
 
     def look(transitions):
-        seen.update({name: getattr(transitions, name).clone() for name in ("actions", "labels")})
+        seen.append((transitions.actions == transitions.labels).all(-1))
         return torch.ones(T, N)
 
-    algorithm = make(imitation_weight=look, teacher_action_share=0.4)
-    roll_out(algorithm, 0)
-    algorithm.update()
-    by_teacher = (seen["actions"] == seen["labels"]).all(-1)
-    assert by_teacher.all(0).sum() == 2
-    assert by_teacher.sum() == 2 * T
+    train(make(imitation_weight=look, teacher_action_share=0.4), 0)
+    assert seen[-1].all(0).sum() == 2  # the environments in which the teacher acts
+    assert seen[-1].sum() == 2 * T
 
 
 LEFT_OUT = torch.zeros(T, N, dtype=torch.bool)
@@ -325,28 +317,12 @@ def test_a_label_with_weight_zero_has_no_effect_at_any_value(value, options):
     results = []
     for given in (0.3, value):
         algorithm = make(imitation_weight=leave_out, **options)
-        logged = []
-        for seed in range(3):
-            roll_out(algorithm, seed, on_step=spoil(given))
-            logged.append(algorithm.update())
+        logged = [train(algorithm, seed, on_step=spoil(given)) for seed in range(3)]
         results.append((parameters_of(algorithm), logged))
     (plain, expected), (spoiled_ones, found) = results
     assert torch.equal(spoiled_ones, plain)
     assert found == expected
     assert {"behavior", "imitation_weight"} <= found[-1].keys()
-
-
-def test_nan_with_weight_zero_does_not_change_health_metrics():
-    """The logged scale is that of the first step's observations."""
-    first = torch.zeros(T, N, dtype=torch.bool)
-    first[0, 1] = True
-    algorithm = make(imitation_weight=lambda transitions: (~first).float())
-    roll_out(algorithm, 0, on_step=spoil(math.nan, first))
-    seen = algorithm.storage.observations["state"][0, [0, 2, 3, 4]]
-    metrics = algorithm.update()
-    assert metrics["obs_scale/teacher/state"] == pytest.approx(
-        seen.square().mean(0).max().sqrt().item()
-    )
 
 
 @pytest.mark.parametrize("loss_type", ["mse", "bce"])
@@ -367,107 +343,26 @@ def test_only_a_nan_label_with_weight_is_named(loss_type):
 def test_a_buffer_with_nan_without_weight_serves_a_run_without_weights():
     options = {"buffer_rollouts": 2, "save_buffer": True}
     algorithm = make(imitation_weight=leave_out, **options)
-    roll_out(algorithm, 0, on_step=spoil(math.nan))
-    algorithm.update()
+    train(algorithm, 0, on_step=spoil(math.nan))
     resumed = make(imitation_weight=None, **options)
     resumed.load(algorithm.save(), None, strict=True)
-    for seed in range(1, 3):
-        roll_out(resumed, seed)
-        assert "behavior" in resumed.update()
+    assert train(resumed, 1, 2)["skipped_updates"] == 0.0
 
 
 @pytest.mark.parametrize(("value", "text"), [(-0.5, r"-0\.5"), (math.nan, "nan")])
 def test_weights_that_are_not_valid_are_named_and_skipped(value, text):
-    updates = []
-
-    def weight(transitions):
-        weights = torch.ones(T, N)
-        if len(updates) == 1:
-            weights[2, [1, 3]] = value
-        return weights
-
-    algorithm = make(imitation_weight=weight, buffer_rollouts=2)
-    roll_out(algorithm, 0)
-    algorithm.update()
-    updates.append(1)
+    weights = torch.ones(T, N)
+    algorithm = make(imitation_weight=lambda transitions: weights.clone(), buffer_rollouts=2)
+    train(algorithm, 0)
     before = parameters_of(algorithm)
-    roll_out(algorithm, 1)
+    weights[2, [1, 3]] = value
     message = (
         rf"An update was refused: imitation_weight is {text}, expected a finite number of at least"
         r" 0, in environments \[1, 3\], first at step 2 of the rollout\. It is skipped"
     )
     with pytest.warns(UserWarning, match=message):
-        assert algorithm.update() == {"skipped_updates": 1.0}
+        assert train(algorithm, 1) == {"skipped_updates": 1.0}
     assert torch.equal(parameters_of(algorithm), before)
     assert algorithm.experience.buffer.num_kept == N
-    updates.append(2)
-    roll_out(algorithm, 2)
-    assert "behavior" in algorithm.update()
-
-
-SHARES = [2, 3]
-RANK_CASES = (
-    {},
-    {"update_length": 2, "gradient_length": 4, "num_micro_batches": 2},
-    {"student": "cnn-lstm", "buffer_rollouts": 4, "buffer_share": 100.0},
-)
-
-
-def global_rollout(student, seed):
-    """Return sequences of all environments; those of the first rank weigh nothing at first."""
-    generator = torch.Generator().manual_seed(seed)
-    images = student == "cnn-lstm"
-    steps = [helpers.make_obs(N, generator, images=images) for _ in range(T)]
-    obs: Any = torch.stack(cast(Any, steps))
-    if seed == 0:
-        obs["state"][:, : SHARES[0]] = -1.0
-    labels = torch.randn(T, N, 2, generator=generator)
-    dones = torch.rand(T, N, generator=generator) < 0.3
-    return WeightedSequences(obs, labels, dones, weigh_state(obs))
-
-
-def gradients_of_rank(first, last, cfg, **options):
-    """Return the gradients of two updates on some environments of the global rollouts."""
-    algorithm = make(last - first, multi_gpu_cfg=cfg, **{**FIXED, **options})
-    algorithm.student(algorithm.storage.observations[0])  # which has a state after a rollout
-    algorithm.student.reset(torch.ones(last - first))
-    for seed in range(2):
-        whole, storage = global_rollout(options.get("student", "lstm"), seed), algorithm.storage
-        for group, values in storage.observations.items():
-            values.copy_(whole.obs[group][:, first:last])
-        storage.privileged_actions.copy_(whole.labels[:, first:last])
-        storage.dones.copy_(whole.dones[:, first:last].unsqueeze(-1))
-        metrics = algorithm.update()
-        assert metrics["imitation_weight"] == pytest.approx(whole.weights.mean().item())
-    return algorithm.seen
-
-
-def run_rank(rank, folder):
-    torch.set_default_dtype(torch.float64)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
-    )
-    first, last = sum(SHARES[:rank]), sum(SHARES[: rank + 1])
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
-    results = [gradients_of_rank(first, last, cfg, **options) for options in RANK_CASES]
-    torch.save(results, f"{folder}/rank{rank}.pt")
-    distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64_here")
-def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
-    run_ranks(run_rank, (str(tmp_path),), len(SHARES))
-    by_rank = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
-    for options, *seen in zip(RANK_CASES, *by_rank, strict=True):
-        student = options.get("student", "lstm")
-        k2 = options.get("gradient_length", 3)
-        k1 = options.get("update_length", k2)
-        expected, sequences = [], []
-        for seed in range(2):
-            reference = make_model("student", student, N, seed=1)
-            newest = global_rollout(student, seed)
-            sequences = [*(sequences if "buffer_rollouts" in options else []), newest]
-            expected += weighted_gradients(reference, sequences, k1, k2, squared)
-        for gradients in seen:
-            assert_gradients(gradients, expected)
+    weights.fill_(1.0)
+    assert "behavior" in train(algorithm, 2)

@@ -1,18 +1,12 @@
 """Labels that are computed at once after the rollout equal those of its steps."""
 
-from typing import Any
-
 import pytest
 import torch
 from rsl_rl.models import MLPModel
-from rsl_rl.storage import RolloutStorage
 from support.helpers import (
-    ACTION_DIM,
     make_distillation,
-    make_model,
-    make_obs,
     parameters_of,
-    roll_out,
+    train,
 )
 from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
@@ -29,18 +23,12 @@ class OwnForward(MLPModel):
         return super().forward(obs, *args, **kwargs) * 1.0
 
 
-def make(teacher_class=MLPModel, **options):
-    student = make_model("student", "lstm", NUM_ENVS, seed=1)
-    teacher = make_model("teacher", "mlp", NUM_ENVS, seed=2, obs_normalization=True)
-    normalizer: Any = teacher.obs_normalizer
-    normalizer.update(3.0 * make_obs(NUM_ENVS)["state"] + 1.0)
-    teacher.__class__ = teacher_class
-    storage = RolloutStorage(
-        "distillation", NUM_ENVS, NUM_STEPS, make_obs(NUM_ENVS), [ACTION_DIM], "cpu"
-    )
-    algorithm = TbpttDistillation(
-        student, teacher, storage, gradient_length=3, **ONE_PASS, **options
-    )
+def make(teacher_class, **options):
+    plain = make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3)
+    plain.teacher.__class__ = teacher_class
+    plain.teacher.distribution.std_param.data.copy_(torch.tensor([0.7, 0.2]))
+    models = (plain.student, plain.teacher)
+    algorithm = TbpttDistillation(*models, plain.storage, gradient_length=3, **ONE_PASS, **options)
     algorithm.train_mode()
     return algorithm
 
@@ -57,16 +45,8 @@ def test_labels_and_updates_equal_those_of_the_steps(
         make(teacher_class, loss_type=loss_type, batch_teacher_labels=batch)
         for batch in (True, False)
     )
-    with torch.no_grad():
-        for algorithm in (batched, stepwise):
-            algorithm.teacher.load_state_dict(stepwise.teacher.state_dict())
-            std = algorithm.teacher.get_parameter("distribution.std_param")
-            std.copy_(torch.tensor([0.7, 0.2]))
     for seed in range(3):
-        metrics = []
-        for algorithm in (batched, stepwise):
-            roll_out(algorithm, seed)
-            metrics.append(algorithm.update())
+        metrics = [train(algorithm, seed) for algorithm in (batched, stepwise)]
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
         labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
         torch.testing.assert_close(*labels, **SAME_FLOAT32)
@@ -79,38 +59,11 @@ def test_labels_and_updates_equal_those_of_the_steps(
         )
 
 
-def test_the_teacher_runs_once_for_all_steps_and_is_left_as_it_was():
-    algorithm, calls = make(batch_teacher_labels=True), []
-    algorithm.teacher.mlp.register_forward_hook(lambda *call: calls.append(len(call[2])))
-    before = {name: tensor.clone() for name, tensor in algorithm.teacher.state_dict().items()}
-    roll_out(algorithm, 0)
-    assert calls == []
-    algorithm.update()
-    assert calls == [NUM_STEPS * NUM_ENVS]
-    assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
-
-
-def test_a_nan_in_the_teachers_observations_is_named_and_nothing_is_lost():
-    algorithm = make(batch_teacher_labels=True)
+def test_a_nan_in_the_teachers_observations_is_named_and_undone():
+    algorithm = make(MLPModel, batch_teacher_labels=True)
     before = parameters_of(algorithm)
-
-    def poison(step, obs):
-        if step == 2:
-            obs["state"][1] = float("nan")
-
-    roll_out(algorithm, 0, on_step=poison)
     with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 2"):
-        algorithm.update()
-    assert torch.equal(parameters_of(algorithm), before)
-
-
-def test_a_recurrent_teacher_is_refused():
-    with pytest.raises(ValueError, match="expected False with a recurrent teacher: its labels"):
-        make_distillation(
-            TbpttDistillation, 6, 4, teacher="lstm", gradient_length=3, batch_teacher_labels=True
+        train(
+            algorithm, 0, on_step=lambda step, obs: step == 2 and obs["state"][1].fill_(torch.nan)
         )
-
-
-def test_a_teacher_that_acts_is_refused():
-    with pytest.raises(ValueError, match="expected False with teacher_action_share"):
-        make(batch_teacher_labels=True, teacher_action_share=0.5)
+    assert torch.equal(parameters_of(algorithm), before)

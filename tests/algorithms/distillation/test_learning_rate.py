@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner
-from support.helpers import make_distillation, roll_out
+from support.helpers import make_distillation, train
 from support.inside import networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -39,8 +39,7 @@ def test_an_update_steps_at_the_scheduled_rate(num_updates, share):
     plain = make(**SGD | {"learning_rate": share * RATE}, auxiliary=HEADS)
     before = parameters(plain)
     for algorithm in (falling, plain):
-        roll_out(algorithm, 0)
-        algorithm.update()
+        train(algorithm, 0)
     assert torch.equal(parameters(falling), parameters(plain))
     assert not torch.equal(parameters(falling), before)
     assert falling.learning_rate == pytest.approx(share * RATE)  # the value that the runner logs
@@ -67,8 +66,7 @@ def test_by_default_the_rate_falls_over_the_runners_iterations(num_updates, shar
 def test_without_the_option_the_rate_does_not_change():
     algorithm = make(**SGD)
     algorithm.optimizer.param_groups[0]["lr"] = 0.5  # a caller's own schedule
-    roll_out(algorithm, 0)
-    algorithm.update()
+    train(algorithm, 0)
     assert algorithm.optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -76,26 +74,20 @@ def test_without_the_option_the_rate_does_not_change():
 def test_a_resumed_run_continues_the_schedule(optimizer):
     options = {"optimizer": optimizer, "learning_rate_updates": 5, "learning_rate": RATE}
     source, target = make(**options, auxiliary=HEADS), make(**options, auxiliary=HEADS)
-    for seed in range(2):
-        roll_out(source, seed)
-        source.update()
+    train(source, *range(2))
     target.load(through_a_file(source.save()), None, strict=True)
     for algorithm in (source, target):
         algorithm.student.reset()
-        roll_out(algorithm, 2)
-        algorithm.update()
+        train(algorithm, 2)
     assert target.learning_rate == pytest.approx(0.6 * RATE)
     assert torch.equal(parameters(target), parameters(source))
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN")
 def test_a_skipped_update_does_not_count():
-    algorithm = make(**SGD, learning_rate_updates=2, non_finite="skip")
-    roll_out(algorithm, 0)
-    algorithm.storage.privileged_actions[0, 0] = torch.nan
-    algorithm.update()
-    roll_out(algorithm, 0)
-    algorithm.update()
+    algorithm = make(**SGD, learning_rate_updates=2)
+    train(algorithm, 0, on_step=lambda _, obs: obs["policy"].fill_(torch.nan))
+    train(algorithm, 0)
     assert rates(algorithm) == {RATE}
 
 
@@ -108,8 +100,7 @@ def test_the_rate_of_a_checkpoint_is_logged():
 @pytest.mark.parametrize("missing", ["optimizer_state_dict", "betas"])
 def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(missing):
     source, target = make(), make()
-    roll_out(source, 0)
-    source.update()
+    train(source, 0)
     checkpoint, before = copy.deepcopy(source.save()), parameters(target)
     if checkpoint.pop(missing, None) is None:
         del checkpoint["optimizer_state_dict"]["param_groups"][0][missing]
@@ -120,12 +111,12 @@ def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(mis
     assert torch.equal(parameters(target), parameters(source))
 
 
-def test_if_nothing_is_asked_for_nothing_is_loaded():
+@pytest.mark.parametrize("load_cfg", [{}, {"teacher": True}, {"student": True}])
+def test_only_what_is_asked_for_is_loaded(load_cfg):
     source, target = make(), make()
-    roll_out(source, 0)
-    source.update()
-    before = parameters(target)
-    assert not target.load(source.save(), {}, strict=True)
-    assert torch.equal(parameters(target), before)
-    assert target.num_updates == 0
-    assert not target.lazy_teacher.is_loaded
+    train(source, 0)
+    target.load(source.save(), load_cfg, strict=True)
+    of_student = "student" in load_cfg
+    assert torch.equal(parameters(target), parameters(source)) == of_student
+    assert target.num_updates == int(of_student)
+    assert target.lazy_teacher.is_loaded == ("teacher" in load_cfg)

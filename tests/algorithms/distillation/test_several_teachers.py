@@ -1,18 +1,19 @@
 """Several teachers: each sample has exactly the label of its own teacher."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
 from support.helpers import parameters_of
+from support.inside import assert_same
 from support.several_teachers import (
     MEMORYLESS,
     TEACHERS,
     LabelledByHand,
     N,
     T,
+    by_sign,
     load_alone,
     make,
     random_rollout,
@@ -38,6 +39,11 @@ def config(tmp_path_factory):
 def _choosing(request, monkeypatch):
     """Run each test with the selection of rows as on a CPU, and as on a GPU."""
     monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: request.param)
+
+
+def train(algorithm, obs, dones):
+    roll_out(algorithm, obs, dones)
+    return algorithm.update()
 
 
 def some(config, names):
@@ -89,7 +95,7 @@ def mean_losses(algorithm, obs, labels, dones):
 def test_the_loss_of_each_teacher_is_the_mean_over_its_samples(config, options):
     algorithm = make(config, learning_rate=1e-30, **options)
     for seed in range(2):
-        obs, dones = random_rollout(seed, len(config))
+        obs, dones = random_rollout(seed, len(config) - seed)  # at last without the last teacher
         roll_out(algorithm, obs, dones)
         labels = algorithm.storage.privileged_actions.clone()
         expected = mean_losses(algorithm, obs, labels, dones)
@@ -99,76 +105,15 @@ def test_the_loss_of_each_teacher_is_the_mean_over_its_samples(config, options):
         assert not any("num_samples" in name for name in metrics)
 
 
-def test_a_teacher_without_samples_is_not_logged(config):
-    algorithm = make(config)
-    obs, dones = random_rollout(0, 1)
-    roll_out(algorithm, obs, dones)
-    metrics = algorithm.update()
-    names = [name for name in metrics if name.startswith("behavior/")]
-    assert names == ["behavior/walk"]
-    assert metrics["behavior/walk"] == pytest.approx(metrics["behavior"])
-    obs, dones = random_rollout(0, 4)
-    roll_out(algorithm, obs, dones)
-    assert {f"behavior/{name}" for name in ALL} < set(algorithm.update())
-
-
-def rows_run(algorithm):
-    """Return a list that collects the rows of each teacher's forward passes, by name."""
-    seen = []
-    for name, model in algorithm.teacher.teachers.items():
-        model.mlp.register_forward_hook(
-            lambda module, args, output, name=name: seen.append((name, len(output)))
-        )
-    return seen
-
-
-@pytest.mark.parametrize("cheap", [True, False])
-def test_a_teacher_without_memory_runs_on_its_rows_where_choosing_them_is_cheap(
-    config, cheap, monkeypatch
-):
-    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: cheap)
-    algorithm = make(config)
-    seen = rows_run(algorithm)
-    obs, dones = random_rollout(0, len(config))
-    roll_out(algorithm, obs, dones)
-    for number, name in enumerate(ALL):
-        rows = [count for each, count in seen if each == name]
-        own = (obs["skill"].squeeze(-1) == number).sum(1)
-        chooses = cheap and name in MEMORYLESS
-        assert rows == (own[own > 0].tolist() if chooses else [N] * T)
-
-
-@pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign", None])
-def test_the_selector_is_a_group_or_a_function(config, selector):
+@pytest.mark.parametrize("selector", ["support.several_teachers:by_sign", by_sign])
+def test_the_selector_may_be_a_function(config, selector):
     chosen = some(config, MEMORYLESS)
-    teachers = select(chosen, selector or (lambda obs: obs["policy"][:, 0] > 0))
+    teachers = select(chosen, selector)
     obs, _ = random_rollout(3, 2)
-    output = teachers(obs[0])
-    number = obs["skill"][0, :, 0] if selector == "skill" else (obs["policy"][0, :, 0] > 0)
+    output, number = teachers(obs[0]), by_sign(obs[0])
     for index, model in enumerate(load_alone(chosen).values()):
         rows = number == index
         torch.testing.assert_close(output[rows], model(obs[0])[rows], **SAME_FLOAT32)
-
-
-def test_states_are_restored_as_they_were_saved(config):
-    teachers = select(config)
-    obs, _ = random_rollout(0, len(config))
-    assert teachers.get_hidden_state() is None
-    outputs = []
-    for step in range(3):
-        outputs.append(teachers(obs[step]))
-        if step == 0:
-            (state,) = hidden_state.as_tensors(teachers.get_hidden_state())
-            state = state.clone()
-    assert state.shape == (1, N, 2 * 6 + 6)
-    teachers.reset(hidden_state=state)
-    (again,) = hidden_state.as_tensors(teachers.get_hidden_state())
-    assert torch.equal(again, state)
-    assert torch.equal(teachers(obs[1]), outputs[1])
-    teachers.reset()
-    assert teachers.get_hidden_state() is None
-    assert torch.equal(teachers(obs[0]), outputs[0])
-    assert select(some(config, MEMORYLESS)).get_hidden_state() is None
 
 
 @pytest.mark.usefixtures("_choosing")
@@ -190,8 +135,7 @@ def test_labels_at_once_are_those_of_the_steps(config, loss_type):
         metrics = []
         for algorithm in (stepwise, batched):
             torch.manual_seed(seed)
-            roll_out(algorithm, obs, dones)
-            metrics.append(algorithm.update())
+            metrics.append(train(algorithm, obs, dones))
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
         of_rollouts = [each.experience.newest().labels for each in (stepwise, batched)]
         for name, label in of_rollouts[0].items():
@@ -226,8 +170,7 @@ def test_rsl_rls_own_algorithm_runs_with_them(config):
 def test_a_sample_of_no_teacher_is_named_and_nothing_is_lost(config, bad):
     algorithm = make(config, teacher_action_share=1.0)
     obs, dones = random_rollout(0, len(config))
-    roll_out(algorithm, obs, dones)
-    algorithm.update()
+    train(algorithm, obs, dones)
     before = parameters_of(algorithm)
     obs["skill"][2, 1] = bad
     executed = roll_out(algorithm, obs, dones)
@@ -256,23 +199,9 @@ def test_labels_of_teachers_that_are_not_selected_do_not_matter(config):
         if poison:
             obs["camera"][obs["skill"].squeeze(-1) == 0] = torch.nan
         torch.manual_seed(0)
-        roll_out(algorithm, obs, dones)
-        assert "behavior" in algorithm.update()
+        assert "behavior" in train(algorithm, obs, dones)
         results.append(parameters_of(algorithm))
     assert torch.equal(*results)
-
-
-def test_teachers_are_never_changed(config):
-    algorithm = make(config)
-    for seed in range(2):
-        roll_out(algorithm, *random_rollout(seed, len(config)))
-        algorithm.update()
-    for name, model in load_alone(config).items():
-        state = algorithm.teacher.teachers[name].state_dict()
-        assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
-        assert not algorithm.teacher.teachers[name].training
-    assert not any(parameter.requires_grad for parameter in algorithm.teacher.parameters())
-    assert not any(module.training for module in select(config).teachers.modules())
 
 
 REFUSED_CONFIGS = [
@@ -317,11 +246,6 @@ def test_a_selector_that_names_no_teacher_is_refused_by_name(config, selector, m
         select(some(config, MEMORYLESS), selector)
 
 
-def test_one_file_for_several_is_refused(config):
-    with pytest.raises(ValueError, match=r"teacher_checkpoint is 'one\.pt', expected None with"):
-        make(config, teacher_checkpoint="one.pt")
-
-
 UNFIT = [
     ({"checkpoint": "nowhere.pt"}, r"teacher 'walk'.*nowhere\.pt' does not exist"),
     ({"checkpoint": None}, r"teacher\.teachers\.walk\.checkpoint is None"),
@@ -335,51 +259,60 @@ UNFIT = [
 @pytest.mark.parametrize(("change", "message"), UNFIT)
 def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, change, message):
     algorithm = make({**config, "walk": {**config["walk"], **change}})
-    before = {name: v.clone() for name, v in algorithm.teacher.state_dict().items()}
+    before = copy.deepcopy(algorithm.teacher.state_dict())
     for start in (algorithm.lazy_teacher.start_training, lambda: algorithm.act(None)):
         with pytest.raises(ValueError, match=message):
             start()
-    assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
+    assert_same(algorithm.teacher.state_dict(), before)
 
 
-def test_files_are_read_once_when_training_starts(config, monkeypatch):
+def test_a_checkpoint_brings_all_teachers_by_name_and_needs_no_file(config):
     algorithm = make(config)
-    assert not algorithm.teacher.loaded
-    algorithm.lazy_teacher.start_training()
-    monkeypatch.setattr(teacher_group, "read_checkpoint", None)
-    algorithm.lazy_teacher.start_training()  # learn() is called again
-    roll_out(algorithm, *random_rollout(0, len(config)))
-
-
-def test_a_checkpoint_brings_all_teachers_and_needs_no_file(config):
-    algorithm = make(config)
-    obs, dones = random_rollout(0, len(config))
-    roll_out(algorithm, obs, dones)
-    algorithm.update()
-    saved = copy.deepcopy(algorithm.save())
-    nowhere = {name: {**teacher, "checkpoint": None} for name, teacher in config.items()}
+    train(algorithm, *random_rollout(0, len(config)))
+    nowhere = {name: {**config[name], "checkpoint": None} for name in reversed(ALL)}
     resumed = make(nowhere)
-    resumed.load(saved, None, strict=True)
+    resumed.load(copy.deepcopy(algorithm.save()), None, strict=True)
     assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
-    assert resumed.teacher_loaded
-    for each in (resumed, algorithm):
-        each.teacher.reset()
-        roll_out(each, *random_rollout(1, len(config)))
-    labels = [each.storage.privileged_actions for each in (resumed, algorithm)]
-    assert torch.equal(*labels)
+    stock = make(nowhere, algorithm=Distillation, gradient_length=3)
+    stock.load(copy.deepcopy(resumed.save()), None, strict=True)
+    resumed.load(stock.save(), None, strict=True)
+    assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
+    train(resumed, *random_rollout(1, len(config)))
+    for name, model in load_alone(config).items():
+        assert_same(resumed.teacher.teachers[name].state_dict(), model.state_dict())
     player = make(nowhere)
-    player.load(saved, {"student": True}, strict=True)  # a policy that plays
+    player.load(algorithm.save(), {"student": True}, strict=True)  # a policy that plays
     assert torch.equal(parameters_of(player), parameters_of(algorithm))
 
 
-def test_teachers_are_known_by_their_names_not_by_their_order(config):
+def test_a_nan_that_one_teacher_has_seen_leaves_the_memory_of_another(config):
     algorithm = make(config)
-    algorithm.lazy_teacher.start_training()
-    turned = make({name: config[name] for name in reversed(ALL)})
-    turned.load(copy.deepcopy(algorithm.save()), None, strict=True)
-    for name, model in load_alone(config).items():
-        state = turned.teacher.teachers[name].state_dict()
-        assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
+    obs, dones = random_rollout(0, len(config))
+    obs["state"][-1, 2], obs["skill"][-1, 2] = torch.nan, ALL.index("hop")
+    roll_out(algorithm, obs, torch.zeros_like(dones))
+    teachers = [algorithm.teacher.teachers[name] for name in ("trot", "hop")]
+    trot, hop = (copy.deepcopy(each.get_hidden_state()) for each in teachers)
+    with pytest.warns(UserWarning, match=r"'state' of environments \[2\]"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(teachers[0].get_hidden_state(), trot)
+    hop[:, 2] = 0.0
+    assert_same(teachers[1].get_hidden_state(), hop)
+
+
+@pytest.mark.usefixtures("_choosing")
+def test_distribution_parameters_are_those_of_the_selected_teachers(config):
+    """Even if the first of them has no row."""
+    teachers = select(config)
+    teachers.load_checkpoints()
+    for number, model in enumerate(teachers.teachers.values()):
+        model.distribution.std_param.data.fill_(0.2 + number)
+    obs = random_rollout(0, len(config))[0][0]
+    obs["skill"].clamp_(min=1.0)
+    teachers(obs, stochastic_output=True)
+    mean, std = teachers.output_distribution_params
+    torch.testing.assert_close(std, (0.2 + obs["skill"]).expand(N, 2), **SAME_FLOAT32)
+    teachers.reset()
+    torch.testing.assert_close(teachers(obs), mean, **SAME_FLOAT32)
 
 
 def test_a_checkpoint_of_other_teachers_is_refused(config):
@@ -398,58 +331,20 @@ def test_a_checkpoint_of_other_teachers_is_refused(config):
     assert torch.equal(parameters_of(algorithm), before)
 
 
-def test_a_checkpoint_loads_where_rsl_rl_runs_them(config):
-    ours, stock = make(config), make(config, algorithm=Distillation, gradient_length=3)
-    ours.lazy_teacher.start_training()
-    stock.load(copy.deepcopy(ours.save()), None, strict=True)
-    ours.load(copy.deepcopy(stock.save()), None, strict=True)
-    assert stock.teacher_loaded
-    assert stock.teacher.loaded
-    assert torch.equal(parameters_of(stock), parameters_of(ours))
-
-
 @pytest.mark.parametrize(
-    ("selector", "named"),
+    ("options", "message"),
     [
-        ("skill", "teacher actions"),
-        ("support.several_teachers:by_sign", "observation group 'camera'"),
+        ({"teacher_checkpoint": "one.pt"}, r"teacher_checkpoint is 'one\.pt', expected None with"),
+        ({"auxiliary": {"hint": {"target": "teacher:mlp.0"}}}, "expected no layer of a teacher wi"),
+        (
+            {"loss_type": [{"loss": "mse", "actions": [1, 2], "name": "walk"}]},
+            r"loss_type\[0\]\.name is 'walk'",
+        ),
     ],
 )
-def test_nan_in_a_group_that_is_not_read_is_not_named(config, selector, named):
-    """A function may read any group."""
-    algorithm = make({"walk": config["walk"], "hop": config["hop"]}, selector=selector)
-    obs, dones = random_rollout(0, 2)
-    obs["camera"][1, 2] = torch.nan
-    roll_out(algorithm, obs, dones)
-    algorithm.storage.privileged_actions[1, 2] = torch.nan
-    with pytest.warns(UserWarning, match=rf"in {named} of environments \[2\], first at step 1"):
-        algorithm.update()
-
-
-@pytest.mark.usefixtures("_choosing")
-def test_distribution_parameters_are_those_of_the_selected_teachers(config):
-    """Even if the first of them has no row."""
-    teachers = select(config)
-    teachers.load_checkpoints()
-    with torch.no_grad():
-        models: list[Any] = list(teachers.teachers.values())
-        for number, model in enumerate(models):
-            model.distribution.std_param.fill_(0.2 + number)
-    obs, _ = random_rollout(0, len(config))
-    seen = obs[0].clone()
-    seen["skill"].clamp_(min=1.0)
-    teachers(seen, stochastic_output=True)
-    mean, std = teachers.output_distribution_params
-    torch.testing.assert_close(std, (0.2 + seen["skill"]).expand(N, 2), **SAME_FLOAT32)
-    assert torch.equal(mean, teachers.output_mean)
-    assert torch.equal(std, teachers.output_std)
-    teachers.reset()
-    torch.testing.assert_close(teachers(seen), mean, **SAME_FLOAT32)
-
-
-def test_a_layer_of_several_teachers_is_no_target(config):
-    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher with"):
-        make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
+def test_options_for_a_single_teacher_are_refused(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(config, **options)
 
 
 def test_samples_without_a_teacher_are_allowed_if_their_weight_is_zero(config):
@@ -467,23 +362,8 @@ def test_samples_without_a_teacher_are_allowed_if_their_weight_is_zero(config):
         algorithm.update()
         obs["skill"][:, 2] = number
         torch.manual_seed(0)
-        roll_out(algorithm, obs, dones)
-        results.append((algorithm.update(), parameters_of(algorithm)))
+        results.append((train(algorithm, obs, dones), parameters_of(algorithm)))
     (expected, plain), (metrics, parameters) = results
     assert metrics == expected
     assert "behavior/walk" in metrics
     assert torch.equal(parameters, plain)
-
-
-def test_a_slice_named_like_a_teacher_is_refused(config):
-    slices = [
-        {"loss": "mse", "actions": [0, 1]},
-        {"loss": "mse", "actions": [1, 2], "name": "walk"},
-    ]
-    with pytest.raises(ValueError, match=r"loss_type\[1\]\.name is 'walk'"):
-        make(some(config, MEMORYLESS), loss_type=slices)
-    slices[1]["name"] = "strut"
-    algorithm = make(some(config, MEMORYLESS), loss_type=slices)
-    roll_out(algorithm, *random_rollout(0, 2))
-    names = {"actions_0_1", "strut", "walk", "see"}
-    assert {f"behavior/{name}" for name in names} <= algorithm.update().keys()

@@ -8,13 +8,12 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.rank_processes import run_ranks
+from support.rank_processes import group, run_ranks
 from support.several_teachers import (
     make,
     save_teachers,
 )
 from support.trained import load_policy
-from torch import distributed
 
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -109,16 +108,13 @@ SHARES = (2, 3)
 
 
 def start_of_rank(rank, config, folder):
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
-    )
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
     missing = {**config, "hop": {**config["hop"], "checkpoint": "nowhere.pt"}}
-    refused = make(missing if rank == 1 else config, num_envs=SHARES[rank], multi_gpu_cfg=cfg)
     message = "On rank 1: The teacher 'hop' cannot be loaded from 'nowhere.pt'"
-    with pytest.raises(ValueError, match=message):
-        refused.lazy_teacher.start_training()
-    distributed.destroy_process_group()
+    with group(rank, SHARES, folder) as share:
+        chosen = missing if rank == 1 else config
+        refused = make(chosen, num_envs=SHARES[rank], multi_gpu_cfg=share.cfg)
+        with pytest.raises(ValueError, match=message):
+            refused.lazy_teacher.start_training()
 
 
 @pytest.mark.slow

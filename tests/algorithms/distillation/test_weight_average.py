@@ -11,7 +11,7 @@ from support.helpers import (
     make_obs,
     make_ppo,
     parameters_of,
-    roll_out,
+    train,
 )
 from support.inside import assert_same, extension, networks_of_heads, through_a_file
 
@@ -36,8 +36,7 @@ def make(student="mlp", **options):
 
 def update(algorithm, *seeds, **options):
     for seed in seeds:
-        roll_out(algorithm, seed, **options)
-        algorithm.update()
+        train(algorithm, seed, **options)
 
 
 def newest_of(algorithm):
@@ -103,23 +102,6 @@ def test_an_undone_update_leaves_no_trace(student, monkeypatch):
     monkeypatch.setattr(algorithm.experience, "keep_newest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         update(algorithm, 3)
-    assert_same(state(algorithm), before)
-
-
-def test_a_rollout_that_ends_in_its_first_step_loses_nothing():
-    algorithm = make()
-    update(algorithm, 0, 1)
-    before = state(algorithm)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    algorithm.teacher.forward, forward = interrupted, algorithm.teacher.forward
-    with pytest.raises(KeyboardInterrupt):
-        update(algorithm, 2)
-    algorithm.teacher.forward = forward
-    roll_out(algorithm, 2)
-    algorithm.train_mode()  # drops what is stored
     assert_same(state(algorithm), before)
 
 
@@ -198,6 +180,6 @@ def test_a_checkpoint_in_the_midst_of_a_rollout_changes_no_training():
     algorithm, reference = make(), make()
     for each in (algorithm, reference):
         update(each, 0, 1)
-        looks = {3: each.save} if each is algorithm else {}
-        update(each, 2, on_step=lambda step, _, looks=looks: looks.get(step, dict)())
+    update(algorithm, 2, on_step=lambda step, _: step == 3 and algorithm.save())
+    update(reference, 2)
     assert_same(state(algorithm), state(reference))

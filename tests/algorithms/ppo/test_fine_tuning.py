@@ -1,32 +1,25 @@
 """PPO that continues a distilled student: its noise, the critic's warm-up, checkpoints."""
 
 import copy
-import warnings
 
 import pytest
 import torch
-from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from rsl_rl.storage import RolloutStorage
 from support.fine_tuning import (
-    distillation_cfg,
     distilled,
-    fine_tuning_cfg,
     make_fine_tuned,
     make_pulled,
 )
 from support.helpers import (
-    ACTION_DIM,
     make_model,
-    make_obs,
     make_ppo,
-    ppo_parameters_of,
-    roll_out_ppo,
+    parameters_of,
+    roll_out,
+    train,
 )
 from support.imitation import forget
+from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -39,15 +32,15 @@ def test_options_for_a_student_warn_once_if_training_starts_without_one(tmp_path
         " .*--checkpoint FILE"
     )
     with pytest.warns(UserWarning, match=message):
-        roll_out_ppo(scratch, 0)
+        roll_out(scratch, 0)
     scratch.update()
-    roll_out_ppo(scratch, 1)
+    roll_out(scratch, 1)
     started = make_ppo(TbpttPPO, 6, 4, **options)
     started.load(distilled(), None, strict=True)
-    roll_out_ppo(started, 0)
+    roll_out(started, 0)
     resumed = make_ppo(TbpttPPO, 6, 4, **options)
     resumed.load(started.save(), None, strict=True)
-    roll_out_ppo(resumed, 0)
+    roll_out(resumed, 0)
 
 
 def test_a_student_that_becomes_the_actor_is_announced_in_one_line(capsys):
@@ -58,104 +51,64 @@ def test_a_student_that_becomes_the_actor_is_announced_in_one_line(capsys):
         assert words in line
 
 
-def test_only_the_first_of_several_processes_announces_it(capsys, monkeypatch):
-    monkeypatch.setattr(Ranks, "sum_tensor", lambda self, tensor: tensor)  # there is no other
-    cfg = {"global_rank": 1, "local_rank": 1, "world_size": 2}
-    make_ppo(TbpttPPO, 6, 4, multi_gpu_cfg=cfg).load(distilled(), None, strict=True)
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_type):
     distribution = {"class_name": "GaussianDistribution", "init_std": 0.3, "std_type": std_type}
-    student = make_model(
-        "actor", "lstm", 4, seed=5, obs_normalization=True, distribution_cfg=dict(distribution)
-    )
+    kwargs = {"obs_normalization": True, "distribution_cfg": distribution}
+    student = make_model("actor", "lstm", 4, seed=5, **kwargs)
     student.get_buffer("obs_normalizer._mean").fill_(0.5)
-    actor = make_model(
-        "actor", "lstm", 4, seed=1, obs_normalization=True, distribution_cfg=dict(distribution)
-    )
-    critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
-    storage = RolloutStorage("rl", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
-    algorithm = TbpttPPO(actor, critic, storage, student_action_std=0.7, critic_warmup_iterations=2)
+    options = {"student_action_std": 0.7, "critic_warmup_iterations": 2}
+    algorithm = make_ppo(TbpttPPO, 6, 4, "lstm", "mlp", kwargs, **options)
+    actor, critic = algorithm.actor, algorithm.critic
     checkpoint = {"student_state_dict": student.state_dict(), "teacher_state_dict": {}}
     assert algorithm.load(checkpoint, None, strict=True) is False
-    for name, value in algorithm.actor.state_dict().items():
+    for name, value in actor.state_dict().items():
         if name.startswith("distribution"):
             assert torch.allclose(value.exp() if std_type == "log" else value, torch.tensor(0.7))
         else:
             assert torch.equal(value, student.state_dict()[name]), name
     for held in (True, True, False):
         actor_before = copy.deepcopy(actor.state_dict())
-        critic_before = torch.nn.utils.parameters_to_vector(critic.parameters()).clone()
+        critic_before = parameters_to_vector(critic.parameters()).clone()
         rate = algorithm.learning_rate
-        roll_out_ppo(algorithm, 0)
-        algorithm.update()
+        train(algorithm, 0)
         for name, value in actor.state_dict().items():  # weights and normaliser alike
             assert torch.equal(actor_before[name], value) == held, name
         assert (algorithm.learning_rate == rate) == held
-        assert not torch.equal(
-            critic_before, torch.nn.utils.parameters_to_vector(critic.parameters())
-        )
+        assert not torch.equal(critic_before, parameters_to_vector(critic.parameters()))
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-@pytest.mark.parametrize("models", [("lstm", "gru"), ("cnn-gru", "sharing")])
-def test_no_gradient_of_a_frozen_actor_is_computed(models):
-    """The metrics equal those with a gradient, which a head with coefficient 0 requires."""
-    head = {"state": {"target": "state", "coef": 0.0}}
-    logged, parameters, computed = [], [], []
-    for options in ({}, {"auxiliary": head}):
-        algorithm = make_ppo(TbpttPPO, 6, 4, *models, critic_warmup_iterations=1, **options)
-        student = make_model("actor", models[0], 4, seed=5).state_dict()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Auxiliary heads")
-            algorithm.load({"student_state_dict": student}, None, strict=True)
-        shared = {*algorithm.critic.parameters()}
-        for parameter in {*algorithm.actor.parameters()} - shared:
-            parameter.register_hook(computed.append)
-        numbers = []
-        for seed in range(2):
-            roll_out_ppo(algorithm, seed)
-            metrics = algorithm.update()
-            numbers.append(len(computed))
-            logged.append({k: v for k, v in metrics.items() if not k.startswith("auxiliary")})
-            parameters.append(ppo_parameters_of(algorithm))
-        assert (numbers[0] > 0) == bool(options)
-        assert numbers[1] > numbers[0]
-        computed.clear()
-    assert logged[:2] == logged[2:]
-    assert all(map(torch.equal, parameters[:2], parameters[2:]))
+def test_no_gradient_of_a_frozen_actor_is_computed():
+    algorithm, computed = make_fine_tuned(critic_warmup_iterations=1), []
+    for parameter in algorithm.actor.parameters():
+        parameter.register_hook(computed.append)
+    train(algorithm, 0)
+    assert not computed
+    train(algorithm, 1)
+    assert computed
+
+
+HETEROSCEDASTIC = {"distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"}}
 
 
 def test_an_action_noise_that_is_not_a_parameter_is_refused():
-    distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
-    actor = make_model("actor", "lstm", 4, seed=1, distribution_cfg=distribution)
-    critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
-    storage = RolloutStorage("rl", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
+    options = {"actor_kwargs": HETEROSCEDASTIC}
     with pytest.raises(NotImplementedError, match="HeteroscedasticGaussianDistribution has no"):
-        TbpttPPO(actor, critic, storage, student_action_std=0.5)
-    TbpttPPO(actor, critic, storage)
+        make_ppo(TbpttPPO, 6, 4, **options, student_action_std=0.5)
+    make_ppo(TbpttPPO, 6, 4, **options)
 
 
 def test_the_coefficient_of_the_kl_penalty_waits_for_the_actor():
     algorithm = make_fine_tuned(
         critic_warmup_iterations=2, policy_loss="kl_penalty", schedule="fixed", learning_rate=1e-12
     )
-    coefs = []
-    for seed in range(4):
-        roll_out_ppo(algorithm, seed)
-        coefs.append(algorithm.update()["kl_coef"])
+    coefs = [train(algorithm, seed)["kl_coef"] for seed in range(4)]
     assert coefs == [1.0, 1.0, 1.0, 0.5]  # the one after the warm-up may change it
 
 
 def go_on(algorithm, first, last):
     """Take updates [first, last); return their coefficients of kickstarting."""
-    coefs = []
-    for seed in range(first, last):
-        roll_out_ppo(algorithm, seed)
-        coefs.append(algorithm.update()["teacher_coef"])
-    return coefs
+    return [train(algorithm, seed)["teacher_coef"] for seed in range(first, last)]
 
 
 @pytest.mark.parametrize(("teacher", "saved_after"), [("lstm", 1), ("mlp", 3)])
@@ -172,42 +125,8 @@ def test_a_run_continues_exactly_from_a_checkpoint_within_the_schedules(
     coefs = go_on(source, saved_after, saved_after + 2)
     assert go_on(target, saved_after, saved_after + 2) == coefs
     assert coefs == pytest.approx([0.8, 0.8] if saved_after == 1 else [0.8 * 2 / 3, 0.8 / 3])
-    assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
+    assert torch.equal(parameters_of(target), parameters_of(source))
     assert target.learning_rate == source.learning_rate
-
-
-def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path, monkeypatch):
-    distillation = DistillationRunner(RecallEnv(8, 3), distillation_cfg(), log_dir=None)
-    distillation.alg.teacher_loaded = True
-    distillation.learn(1)
-    distillation.save(str(tmp_path / "student.pt"))
-    cfg = fine_tuning_cfg()
-    runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
-    runner.load(str(tmp_path / "student.pt"))
-    student = distillation.alg.student.state_dict()
-    for name, value in runner.alg.actor.state_dict().items():
-        assert torch.equal(value, student[name])
-    metrics, update = [], runner.alg.update
-    recorded = lambda: update() | (metrics.append(runner.alg.metrics) or {})  # noqa: E731
-    monkeypatch.setattr(runner.alg, "update", recorded)
-    runner.learn(2)
-    assert [seen["teacher_coef"] for seen in metrics] == pytest.approx([0.5, 0.5])
-    assert metrics[0]["actor_grad_norm"] == 0 < metrics[1]["actor_grad_norm"]
-    own = runner.alg.save()["rsl_tbptt"]
-    state = own["imitation"]
-    assert (own["fine_tuning"]["num_updates"], state["num_updates"]) == (2, 1)
-    teacher = distillation.alg.teacher.state_dict()
-    for name, value in state["teacher_state_dict"].items():
-        assert torch.equal(value, teacher[name])
-
-
-def test_a_student_is_not_loaded_unless_the_actor_is_requested():
-    algorithm = make_fine_tuned()
-    before = ppo_parameters_of(algorithm)
-    student = {key: value + 1 for key, value in algorithm.actor.state_dict().items()}
-    with pytest.raises(ValueError, match="lacks 'critic_state_dict', it holds"):
-        algorithm.load({"student_state_dict": student}, {"critic": True}, strict=True)
-    assert torch.equal(ppo_parameters_of(algorithm), before)
 
 
 def standing_of(algorithm):
@@ -255,35 +174,6 @@ def test_the_weight_is_constant_in_the_warm_up_and_then_falls(warmup, updates, s
     assert go_on(algorithm, 0, len(shares)) == pytest.approx([0.8 * share for share in shares])
 
 
-def test_a_teacher_with_weight_zero_is_not_run():
-    algorithm, asked = make_pulled(teacher_updates=1), []
-    algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
-    algorithm.load(distilled(), None, strict=True)
-    teacher.register_forward_hook(lambda *_: asked.append(0))
-    assert go_on(algorithm, 0, 1) == [0.8]
-    assert len(asked) == 6
-    assert go_on(algorithm, 1, 2) == [0.0]
-    assert len(asked) == 6
-
-
-def test_a_checkpoint_of_another_teacher_is_refused_and_changes_nothing():
-    algorithm = make_pulled("lstm")
-    before = ppo_parameters_of(algorithm)
-    for checkpoint in (distilled(teacher="gru"), make_fine_tuned("gru").save()):
-        with pytest.raises(ValueError, match=r"of the teacher: |for the teacher"):
-            algorithm.load(checkpoint, None, strict=True)
-        assert torch.equal(ppo_parameters_of(algorithm), before)
-        assert "imitation" not in algorithm.save()["rsl_tbptt"]
-
-
-def test_a_student_that_was_continued_without_its_teacher_cannot_be_trained_with_one():
-    source, algorithm = make_ppo(TbpttPPO, 6, 4), make_pulled("lstm")
-    source.load(distilled(), None, strict=True)
-    algorithm.load(source.save(), None, strict=True)  # may be played
-    with pytest.raises(ValueError, match=r"is 0\.8 and teacher_checkpoint is None, expected"):
-        roll_out_ppo(algorithm, 0)
-
-
 def test_a_teachers_state_recovers_from_a_nan_after_its_rollout():
     algorithm = make_fine_tuned("lstm")
 
@@ -291,22 +181,36 @@ def test_a_teachers_state_recovers_from_a_nan_after_its_rollout():
         if step == 3:
             obs["state"][1] = float("nan")
 
-    roll_out_ppo(algorithm, 0, done_rate=0.0, on_step=poison)
     with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 3"):
-        algorithm.update()
-    roll_out_ppo(algorithm, 1, done_rate=0.0)
-    assert algorithm.update()["teacher_coef"] == 0.8
+        train(algorithm, 0, done_rate=0.0, on_step=poison)
+    assert train(algorithm, 1, done_rate=0.0)["teacher_coef"] == 0.8
 
 
-def test_a_student_that_does_not_fit_does_not_change_the_teacher():
-    algorithm = make_pulled("mlp")
-    with pytest.raises(ValueError, match="actor"):
-        algorithm.load(distilled(student="gru", teacher="mlp"), None, strict=True)
+OTHER_TEACHER = r"of the teacher: |for the teacher"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "load_cfg", "message"),
+    [
+        (lambda: distilled(teacher="gru"), None, OTHER_TEACHER),
+        (lambda: make_fine_tuned("gru").save(), None, OTHER_TEACHER),
+        (lambda: distilled(student="gru"), None, "actor"),
+        (distilled, {"critic": True}, "lacks 'critic_state_dict', it holds"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(
+    checkpoint, load_cfg, message
+):
+    algorithm = make_pulled("lstm")
+    before = parameters_of(algorithm)
+    with pytest.raises(ValueError, match=message):
+        algorithm.load(checkpoint(), load_cfg, strict=True)
+    assert torch.equal(parameters_of(algorithm), before)
     assert "imitation" not in algorithm.save()["rsl_tbptt"]
 
 
-@pytest.mark.parametrize("cfg", [{"class_name": "HeteroscedasticGaussianDistribution"}, None])
+@pytest.mark.parametrize("cfg", [HETEROSCEDASTIC, {"distribution_cfg": None}])
 def test_a_teacher_with_another_kind_of_distribution_is_refused(cfg):
-    teacher = make_model("teacher", "mlp", 4, seed=9, distribution_cfg=cfg)
+    teacher = make_model("teacher", "mlp", 4, seed=9, **cfg)
     with pytest.raises(NotImplementedError, match="expected a GaussianDistribution"):
         make_pulled().set_teacher(teacher)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.helpers import MEMORIES, make_ppo, numbered
+from support.inside import assert_same
 from support.ppo_reference import roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -126,5 +127,4 @@ def test_a_rollout_keeps_one_state_or_one_per_window(models, options, steps):
     states = roll_out_recording(algorithm, 0, done_rate=0.3)
     for kept, step in zip(algorithm.states, steps, strict=True):
         for one, other in zip(kept, states[step], strict=True):
-            for tensor, expected in zip(as_tensors(one), as_tensors(other), strict=True):
-                assert torch.equal(tensor, expected)
+            assert_same(as_tensors(one), as_tensors(other))

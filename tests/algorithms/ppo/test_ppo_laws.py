@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rsl_rl.modules import distribution
 from support.helpers import MEMORIES, make_ppo
@@ -60,53 +60,32 @@ def ready(done_rate=0.3, **options):
     return algorithm, states
 
 
-@given(**sizes, beyond=st.sampled_from([None, 0, 2]))
-def test_windows_as_long_as_the_rollout_give_full_bptt(
-    num_steps, num_envs, done_rate, models, beyond
+@settings(max_examples=120)
+@given(
+    **sizes,
+    gradient_length=st.one_of(st.none(), st.integers(1, 10)),
+    unit=st.sampled_from(["env", "window"]),
+    burn_in=st.integers(0, 4),
+)
+def test_the_gradient_equals_the_stepwise_reference(
+    num_steps, num_envs, done_rate, models, gradient_length, unit, burn_in
 ):
+    """It is full BPTT if ``gradient_length`` is None or not shorter than the rollout."""
     assume(num_steps * num_envs > 1)  # one advantage cannot be normalised
-    length = None if beyond is None else num_steps + beyond
-    algorithm, states = ready(
-        done_rate, num_steps=num_steps, num_envs=num_envs, models=models, gradient_length=length
-    )
-    expected = reference_gradient(algorithm, states, whole_envs(num_steps, num_envs, num_steps))
-    (gradient,) = gradients_of_update(algorithm)
-    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
-
-
-@given(**sizes, gradient_length=st.integers(1, 5))
-def test_shorter_windows_equal_the_stepwise_reference(
-    num_steps, num_envs, done_rate, models, gradient_length
-):
-    assume(num_steps * num_envs > 1)  # one advantage cannot be normalised
+    length = min(gradient_length or num_steps, num_steps)
+    by_window = unit == "window" and gradient_length is not None
+    options = {"minibatch_unit": unit, "burn_in_length": burn_in} if by_window else {}
     algorithm, states = ready(
         done_rate,
         num_steps=num_steps,
         num_envs=num_envs,
         models=models,
         gradient_length=gradient_length,
+        **options,
     )
-    segments = whole_envs(num_steps, num_envs, gradient_length)
-    expected = reference_gradient(algorithm, states, segments)
-    (gradient,) = gradients_of_update(algorithm)
-    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
-
-
-@given(**sizes, gradient_length=st.integers(1, 5), burn_in=st.integers(0, 4))
-def test_drawn_windows_start_from_the_state_of_the_rollout(
-    num_steps, num_envs, done_rate, models, gradient_length, burn_in
-):
-    assume(num_steps * num_envs > 1)  # one advantage cannot be normalised
-    algorithm, states = ready(
-        done_rate,
-        num_steps=num_steps,
-        num_envs=num_envs,
-        models=models,
-        gradient_length=gradient_length,
-        minibatch_unit="window",
-        burn_in_length=burn_in,
-    )
-    segments = windows(num_steps, num_envs, gradient_length, burn_in)
+    segments = whole_envs(num_steps, num_envs, length)
+    if by_window:
+        segments = windows(num_steps, num_envs, length, burn_in)
     expected = reference_gradient(algorithm, states, segments)
     (gradient,) = gradients_of_update(algorithm)
     torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.modules import CNN
-from support.helpers import MEMORIES, MODELS, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.helpers import MEMORIES, MODELS, make_ppo, parameters_of, train
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -45,15 +45,6 @@ def _steps_of_images(monkeypatch):
     monkeypatch.setattr(CNN, "forward", forward)
 
 
-def train(algorithm_class, *, updates=UPDATES, **kwargs):
-    """Return the parameters, metrics and learning rate after some updates."""
-    algorithm = make_ppo(algorithm_class, **kwargs)
-    for seed in range(updates):
-        roll_out_ppo(algorithm, seed)
-        metrics = algorithm.update()
-    return ppo_parameters_of(algorithm), metrics, algorithm.learning_rate
-
-
 @pytest.mark.usefixtures("in_order", "_steps_of_images")
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 @pytest.mark.parametrize(
@@ -69,13 +60,15 @@ def test_parameters_equal_rsl_rl(actor, critic, options):
         "critic": critic,
         "num_learning_epochs": 2,
         "num_mini_batches": 4,
-        # From its second rollout on an older rsl_rl has another state in a recurrent critic.
-        "updates": UPDATES if RESTORES_CRITIC_STATE or critic in ("mlp", "cnn", "images") else 1,
         **options,
     }
-    expected, expected_metrics, expected_rate = train(PPO, **shared)
-    parameters, metrics, rate = train(TbpttPPO, **shared, shuffle_envs=False)
-    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-    assert rate == pytest.approx(expected_rate)
+    # From its second rollout on an older rsl_rl has another state in a recurrent critic.
+    updates = UPDATES if RESTORES_CRITIC_STATE or critic in ("mlp", "cnn", "images") else 1
+    theirs, ours = make_ppo(PPO, **shared), make_ppo(TbpttPPO, **shared, shuffle_envs=False)
+    expected_metrics, metrics = (train(each, *range(updates)) for each in (theirs, ours))
+    torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), **PARITY_FLOAT32)
+    assert ours.learning_rate == pytest.approx(theirs.learning_rate)
+    rates = [ours.learning_rate, *(group["lr"] for group in ours.optimizer.param_groups)]
+    assert {type(rate) for rate in rates} == {float}  # as in rsl_rl's logger and checkpoints
     for name in ("value", "surrogate", "entropy"):
         assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-3, abs=1e-5)

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
-from support.helpers import make_ppo, ppo_parameters_of, rnd_cfg, roll_out_ppo
+from support.helpers import make_ppo, parameters_of, rnd_cfg, roll_out, train
+from support.imitation import forget
+from support.inside import assert_same, everything, through_a_file
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.extensions.rnd import restore_rnd
-from rsl_tbptt.compat.versions import rnd_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -47,16 +48,11 @@ def test_an_update_leaves_the_parameters_of_rsl_rl(models, done_rate, epochs):
     at_first = predictor_of(algorithm)
     # From its second rollout on an older rsl_rl has another state in a recurrent critic.
     for seed in range(2 if models == "mlp" else 1):
-        metrics = []
-        for each in (algorithm, expected):
-            roll_out_ppo(each, seed, done_rate)
-            metrics.append(each.update())
+        metrics = [train(each, seed, done_rate=done_rate) for each in (algorithm, expected)]
         assert metrics[0]["rnd"] == pytest.approx(metrics[1]["rnd"], rel=1e-4)
         assert metrics[0]["value"] == pytest.approx(metrics[1]["value"], rel=1e-4)
     torch.testing.assert_close(predictor_of(algorithm), predictor_of(expected), **PARITY_FLOAT32)
-    torch.testing.assert_close(
-        ppo_parameters_of(algorithm), ppo_parameters_of(expected), **PARITY_FLOAT32
-    )
+    torch.testing.assert_close(parameters_of(algorithm), parameters_of(expected), **PARITY_FLOAT32)
     assert not torch.allclose(predictor_of(algorithm), at_first, rtol=1e-3)
 
 
@@ -71,7 +67,7 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
     (training,) = (each for each in algorithm.extensions if each.name == "rnd")
     training.optimizers = [sgd]
     optimizer = torch.optim.SGD(rnd.predictor.parameters(), lr=0.1)
-    roll_out_ppo(algorithm, 0, done_rate=0.4)
+    roll_out(algorithm, 0, done_rate=0.4)
     states, seen = algorithm.storage.observations["state"], []
     halves = states.flatten(0, 1).chunk(2) if models == "mlp" else states.chunk(2, dim=1)
     for half in (*halves, *halves):
@@ -86,95 +82,54 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
 
 
 def test_the_normaliser_sees_each_sample_once_after_the_update():
-    algorithm = make(TbpttPPO, "lstm", state_normalization=True)
-    normalizer, everything = algorithm.rnd.state_normalizer, []
+    algorithm, seen = make(TbpttPPO, "lstm", state_normalization=True), []
+    normalizer = algorithm.rnd.state_normalizer
     for update in range(2):
-        roll_out_ppo(algorithm, update)
+        roll_out(algorithm, update)
         assert normalizer.count == update * 6 * 8
-        everything.append(algorithm.storage.observations["state"].flatten(0, 1).clone())
+        seen.append(algorithm.storage.observations["state"].flatten(0, 1).clone())
         algorithm.update()
-    assert normalizer.count == 2 * 6 * 8
-    seen = torch.cat(everything)
-    torch.testing.assert_close(normalizer.mean, seen.mean(0), **SAME_FLOAT32)
-    torch.testing.assert_close(normalizer.std, seen.std(0, unbiased=False), **SAME_FLOAT32)
+    samples = torch.cat(seen)
+    assert normalizer.count == len(samples)
+    torch.testing.assert_close(normalizer.mean, samples.mean(0), **SAME_FLOAT32)
+    torch.testing.assert_close(normalizer.std, samples.std(0, unbiased=False), **SAME_FLOAT32)
 
 
-def test_the_reward_holds_the_reward_of_rnd_for_the_next_observation():
-    with_rnd, without = make(TbpttPPO, "mlp"), make_ppo(TbpttPPO, 6, 8, "mlp", "mlp")
-    with_rnd.act(obs := with_rnd.storage.observations[0].clone())
-    without.act(obs)
-    torch.manual_seed(0)
-    next_obs = obs.apply(torch.randn_like)
-    for algorithm in (with_rnd, without):
-        algorithm.process_env_step(next_obs, torch.ones(8), torch.zeros(8), {})
-    rnd, state = with_rnd.rnd, next_obs["state"]
-    intrinsic = 0.5 * (rnd.target(state) - rnd.predictor(state)).norm(dim=1)
-    torch.testing.assert_close(with_rnd.storage.rewards[0, :, 0], 1 + intrinsic.detach())
-    assert (without.storage.rewards[0] == 1).all()
-
-
-def test_a_checkpoint_brings_networks_normaliser_and_optimiser():
-    source, target = (make(TbpttPPO, "lstm", state_normalization=True) for _ in range(2))
-    roll_out_ppo(source, 0)
-    source.update()
+def test_a_checkpoint_brings_networks_normalisers_and_optimiser():
+    normalized = dict.fromkeys(NORMALIZATIONS, True)
+    source, target = (make(TbpttPPO, "lstm", **normalized) for _ in range(2))
+    train(source, 0)
     with torch.no_grad():
         for parameter in target.rnd.parameters():
             parameter.add_(1.0)
-    target.load(copy.deepcopy(source.save()), None, strict=True)
+    target.load(through_a_file(source.save()), None, strict=True)
     for algorithm in (source, target):
-        for model in (algorithm.actor, algorithm.critic):
-            model.reset()
-        roll_out_ppo(algorithm, 1)
-        algorithm.update()
-    assert torch.equal(predictor_of(target), predictor_of(source))
-    assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
-    for one, other in zip(
-        target.rnd.state_dict().values(), source.rnd.state_dict().values(), strict=True
-    ):
-        assert torch.equal(one, other)
-
-
-def test_a_nan_undoes_the_training_of_the_predictor():
-    algorithm = make(TbpttPPO, "lstm", non_finite="raise")
-    roll_out_ppo(algorithm, 0)
-    algorithm.update()
-    before = predictor_of(algorithm)
-    steps = copy.deepcopy(rnd_optimizer(algorithm).state_dict()["state"])
-    roll_out_ppo(algorithm, 1)
-    algorithm.storage.returns[2, 1] = float("nan")
-    with pytest.raises(ValueError, match="returns of environments"):
-        algorithm.update()
-    assert torch.equal(predictor_of(algorithm), before)
-    for index, entries in rnd_optimizer(algorithm).state_dict()["state"].items():
-        assert all(torch.equal(steps[index][name], value) for name, value in entries.items())
+        forget(algorithm)
+        train(algorithm, 1)
+    assert_same(everything(target), everything(source))
+    assert_same(target.rnd.state_dict(), source.rnd.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
 @pytest.mark.parametrize("value", [float("inf"), 1e25])
 def test_normalisers_undo_a_rollout_that_is_dropped(value):
     algorithm = make(TbpttPPO, "mlp", state_normalization=True, reward_normalization=True)
-    roll_out_ppo(algorithm, 0)
-    algorithm.update()
+    train(algorithm, 0)
 
     def poison(step, obs, rewards):
         if step == 2:
             obs["state"][1, 0] = value
 
-    roll_out_ppo(algorithm, 1, on_step=poison)
-    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert train(algorithm, 1, on_step=poison) == {"skipped_updates": 1.0}
     assert all(torch.isfinite(tensor).all() for tensor in algorithm.rnd.state_dict().values())
-    roll_out_ppo(algorithm, 2)
+    roll_out(algorithm, 2)
     assert torch.isfinite(algorithm.storage.rewards).all()
     assert algorithm.update()["rnd"] > 0
 
 
 def test_a_checkpoint_without_it_is_refused_and_changes_nothing():
-    algorithm = make(TbpttPPO, "lstm")
-    other = make_ppo(TbpttPPO, 6, 8)
-    with torch.no_grad():
-        for parameter in other.actor.parameters():
-            parameter.add_(1.0)
-    before = ppo_parameters_of(algorithm), predictor_of(algorithm)
+    algorithm, other = make(TbpttPPO, "lstm"), make_ppo(TbpttPPO, 6, 8)
+    before = predictor_of(algorithm)
     foreign = {**other.save(), "rnd_state_dict": {"predictor.0.weight": torch.zeros(1)}}
     for checkpoint, message in (
         (other.save(), "lacks 'rnd_state_dict'"),
@@ -182,10 +137,8 @@ def test_a_checkpoint_without_it_is_refused_and_changes_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             algorithm.load(checkpoint, None, strict=True)
-        assert torch.equal(ppo_parameters_of(algorithm), before[0])
-        assert torch.equal(predictor_of(algorithm), before[1])
+        assert torch.equal(predictor_of(algorithm), before)
     algorithm.load(other.save(), {"actor": True, "critic": True}, strict=True)
-    assert torch.equal(ppo_parameters_of(algorithm), ppo_parameters_of(other))
 
 
 def test_a_state_of_another_device_is_moved():

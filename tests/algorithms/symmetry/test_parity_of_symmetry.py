@@ -7,8 +7,8 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.extensions import resolve_symmetry_config
-from support.helpers import make_ppo, ppo_parameters_of, roll_out_ppo
-from support.symmetry_reference import ENV, mirror, symmetry_cfg
+from support.helpers import make_ppo, parameters_of, roll_out, train
+from support.symmetry_reference import ENV, symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -27,16 +27,6 @@ def of_rsl_rl(cfg):
     return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
 
 
-def train(algorithm_class, updates=2, **options):
-    if "actor_kwargs" in options:  # rsl_rl before 5.5 removes entries from it
-        options["actor_kwargs"] = copy.deepcopy(options["actor_kwargs"])
-    algorithm = make_ppo(algorithm_class, 6, 8, "mlp", "mlp", **options)
-    for seed in range(updates):
-        roll_out_ppo(algorithm, seed)
-        metrics = algorithm.update()
-    return ppo_parameters_of(algorithm), metrics, algorithm
-
-
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("augmentation", [False, True])
 @pytest.mark.parametrize("mirror_loss", [False, True])
@@ -50,105 +40,31 @@ def train(algorithm_class, updates=2, **options):
     ],
 )
 def test_parameters_equal_those_of_rsl_rl(num_images, augmentation, mirror_loss, options):
-    results = []
-    for algorithm_class in (PPO, TbpttPPO):
-        cfg = of_rsl_rl(symmetry_cfg(augmentation, mirror_loss, num_images))
-        results.append(train(algorithm_class, symmetry_cfg=cfg, **options))
-    (expected, expected_metrics, other), (parameters, metrics, algorithm) = results
-    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    cfg, metrics, trained = symmetry_cfg(augmentation, mirror_loss, num_images), [], []
+    for algorithm in (PPO, TbpttPPO):
+        options = copy.deepcopy(options)  # rsl_rl before 5.5 removes entries from it
+        made = make_ppo(algorithm, 6, 8, "mlp", "mlp", symmetry_cfg=of_rsl_rl(cfg), **options)
+        metrics.append(train(made, 0, 1))
+        trained.append(made)
+    parameters = [parameters_of(each) for each in trained]
+    torch.testing.assert_close(*parameters, **PARITY_FLOAT32)
     for name in ("value", "surrogate", "entropy", "symmetry"):
-        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-3, abs=1e-5)
-    assert metrics["symmetry"] > 0
-    assert algorithm.learning_rate == pytest.approx(other.learning_rate)
-
-
-def test_symmetry_changes_the_parameters():
-    results = [train(TbpttPPO, symmetry_cfg=cfg)[0] for cfg in (None, symmetry_cfg())]
-    assert not torch.allclose(*results, rtol=1e-3)
-
-
-@pytest.mark.parametrize("models", ["mlp", "lstm"])
-def test_only_reported_the_mirror_loss_changes_nothing(models):
-    results = []
-    for cfg in (None, symmetry_cfg(False, False), symmetry_cfg(False, True)):
-        algorithm = make_ppo(TbpttPPO, 6, 8, models, models, symmetry_cfg=cfg, schedule="fixed")
-        roll_out_ppo(algorithm, 0)
-        algorithm.update()
-        results.append(ppo_parameters_of(algorithm))
-    torch.testing.assert_close(results[0], results[1], **PARITY_FLOAT32)
-    assert not torch.allclose(results[0], results[2], rtol=1e-3)
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-3, abs=1e-5)
+    assert metrics[1]["symmetry"] > 0
+    assert trained[1].learning_rate == pytest.approx(trained[0].learning_rate)
 
 
 def test_the_normaliser_sees_each_sample_once():
-    _, _, algorithm = train(
-        TbpttPPO, symmetry_cfg=symmetry_cfg(), actor_kwargs={"obs_normalization": True}
-    )
+    options = {"symmetry_cfg": symmetry_cfg(), "actor_kwargs": {"obs_normalization": True}}
+    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", **options)
+    train(algorithm, 0, 1)
     assert algorithm.actor.obs_normalizer.count == 2 * 6 * 8
-
-
-def test_a_nan_undoes_the_update():
-    algorithm = make_symmetric(non_finite="raise")
-    before = ppo_parameters_of(algorithm)
-    algorithm.storage.rewards[2, 3] = algorithm.storage.returns[2, 3] = float("nan")
-    with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
-        algorithm.update()
-    assert torch.equal(ppo_parameters_of(algorithm), before)
-
-
-def make_symmetric(**options):
-    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)
-    roll_out_ppo(algorithm, 0)
-    return algorithm
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None with symm"),
-        ({"teacher_coef": 0.1, "teacher_cfg": {"class_name": "MLPModel"}}, "teacher_coef is 0.1"),
-    ],
-)
-def test_options_without_mirrored_targets_are_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"use_data_augmentaton": True}, "did you mean 'use_data_augmentation'"),
-        ({"data_augmentation_func": mirror(0)}, "returned 8 rows of actions for 8, expected twice"),
-    ],
-)
-def test_a_wrong_config_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        make_ppo(TbpttPPO, 6, 8, "lstm", "mlp", symmetry_cfg=symmetry_cfg() | change)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_micro_batches": 2},
-        {"policy_loss": "kl_penalty", "schedule": "fixed"},
-        {"loss_reduction": "episode_mean", "dual_clip_param": 3.0},
-        {"minibatch_unit": "window", "gradient_length": 2, "burn_in_length": 1},
-        {"use_mixed_precision": True},
-        {"memory_budget_gb": 0.1, "num_mini_batches": 2},
-    ],
-)
-def test_other_options_work_with_it(options):
-    algorithm = make_ppo(TbpttPPO, 6, 8, "lstm", "gru", symmetry_cfg=symmetry_cfg(), **options)
-    for seed in range(2):
-        roll_out_ppo(algorithm, seed)
-        metrics = algorithm.update()
-    assert metrics["skipped_updates"] == 0
-    assert metrics["symmetry"] > 0
 
 
 def test_the_plan_of_memory_counts_mirrored_robots():
     peaks = []
     for cfg in (None, symmetry_cfg(), symmetry_cfg(num_images=2)):
         algorithm = make_ppo(TbpttPPO, 6, 64, "lstm", "gru", symmetry_cfg=cfg)
-        roll_out_ppo(algorithm, 0)
+        roll_out(algorithm, 0)
         peaks.append(algorithm.memory_plan().peak(1))
     assert peaks[0] < peaks[1] < peaks[2]

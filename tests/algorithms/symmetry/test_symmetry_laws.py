@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.helpers import make_ppo, roll_out_ppo
+from support.helpers import make_ppo
 from support.inside import add_gradient
-from support.ppo_reference import Segment, disturb, gradient_of, gradients_of_update
+from support.ppo_reference import Segment, disturb, gradient_of, gradients_of_update, record_states
 from support.symmetry_reference import MirroredReference, mirror, robots_of, symmetry_cfg
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import as_tensors
 
 pytestmark = [
@@ -47,18 +46,9 @@ def make(num_steps=6, num_envs=3, models=("lstm", "gru"), symmetry=None, **optio
     return make_ppo(TbpttPPO, num_steps, num_envs, *models, **{**shared, **options})
 
 
-def roll_out(algorithm, seed, done_rate=0.3):
+def live_through(algorithm, seed, done_rate=0.3):
     """Fill the storage; return the states of actor and critic before the first step."""
-    before = []
-
-    def record(step, obs, rewards):
-        if step == 0:
-            models = (algorithm.actor, algorithm.critic)
-            before.extend(hidden_state.clone(model.get_hidden_state()) for model in models)
-
-    roll_out_ppo(algorithm, seed, done_rate, on_step=record)
-    actor, critic = map(hidden_state.clone, before)
-    return actor, critic
+    return record_states(algorithm, seed, done_rate)[0]
 
 
 def segments_of(num_steps, length, unit, burn_in):
@@ -80,19 +70,21 @@ def segments_of(num_steps, length, unit, burn_in):
     length=st.integers(1, 4),
     unit=st.sampled_from(["env", "window"]),
     burn_in=st.integers(0, 2),
+    chunks=st.integers(1, 3),
 )
 def test_gradients_equal_robots_that_step_side_by_side(
-    num_steps, num_envs, done_rate, models, uses, num_images, length, unit, burn_in
+    num_steps, num_envs, done_rate, models, uses, num_images, length, unit, burn_in, chunks
 ):
     cfg = symmetry_cfg(*uses, num_images=num_images)
     of_unit = {"minibatch_unit": unit, "burn_in_length": burn_in if unit == "window" else 0}
+    of_unit["num_micro_batches"] = min(chunks, num_envs)
     algorithm = make(num_steps, num_envs, models, cfg, gradient_length=length, **of_unit)
     reference, segments = (
         MirroredReference(algorithm, num_images),
         segments_of(num_steps, min(length, num_steps), unit, burn_in),
     )
     for seed in range(2):  # the second rollout begins with the mirrored states of the first
-        lived = reference.live(roll_out(algorithm, seed, done_rate))
+        lived = reference.live(live_through(algorithm, seed, done_rate))
 
         def compare(lived=lived):
             gradient = gradient_of(algorithm.actor, algorithm.critic)
@@ -113,32 +105,21 @@ def test_uses_and_images_each_change_the_gradient():
         algorithm = make(symmetry=cfg)
         if cfg is None:
             algorithm = make_ppo(TbpttPPO, 6, 3, "lstm", "gru", num_mini_batches=1)
-        roll_out(algorithm, 0)
+        live_through(algorithm, 0)
         gradients.append(gradients_of_update(algorithm)[0])
     for one, other in itertools.combinations(gradients, 2):
         assert not torch.allclose(one, other, rtol=1e-3)
 
 
-@pytest.mark.parametrize("models", [("lstm", "gru"), ("cnn-gru", "cnn-lstm"), ("mlp", "mlp")])
-@pytest.mark.parametrize("reduction", ["mean", "episode_mean"])
-def test_micro_batches_change_nothing(models, reduction):
+def test_micro_batches_change_nothing_if_episodes_have_weights():
     found = []
     for chunks in (1, 2, 5):
-        cfg = symmetry_cfg(num_images=2)
-        algorithm = make(
-            7,
-            5,
-            models,
-            cfg,
-            num_micro_batches=chunks,
-            loss_reduction=reduction,
-            shuffle_envs=False,
-        )
-        roll_out(algorithm, 0)
-        found.append((gradients_of_update(algorithm)[0], algorithm.metrics["symmetry"]))
-    for gradient, symmetry in found[1:]:
-        torch.testing.assert_close(gradient, found[0][0], **EXACT_FLOAT64)
-        assert symmetry == pytest.approx(found[0][1], rel=1e-10)
+        options = {"num_micro_batches": chunks, "loss_reduction": "episode_mean"}
+        algorithm = make(7, 5, symmetry=symmetry_cfg(num_images=2), shuffle_envs=False, **options)
+        live_through(algorithm, 0)
+        found.append([*gradients_of_update(algorithm), algorithm.metrics["symmetry"]])
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], **EXACT_FLOAT64)
 
 
 NUM_STEPS, NUM_ENVS, VICTIM = 8, 3, 1
@@ -160,7 +141,7 @@ def with_poisoned_image(last_step, models):
 
     cfg = {**symmetry_cfg(), "data_augmentation_func": poisoned}
     algorithm = make(NUM_STEPS, NUM_ENVS, models, cfg, gradient_length=2)
-    roll_out(algorithm, 0, done_rate=0.0)
+    live_through(algorithm, 0, done_rate=0.0)
     last_step = last_step or 2
     algorithm.storage.dones[last_step - 1, VICTIM] = 1
     return algorithm
@@ -196,7 +177,7 @@ def test_the_source_of_a_nan_is_found_in_the_mirror_images_and_in_a_divergence()
     with pytest.warns(UserWarning, match=where):
         algorithm.update()
     algorithm = make(gradient_length=2, num_micro_batches=3)
-    roll_out(algorithm, 0)
+    live_through(algorithm, 0)
     algorithm.optimizer.step = lambda: algorithm.actor.mlp[0].weight.data.fill_(torch.nan)
     with pytest.warns(UserWarning, match="after an optimiser step of this update: it diverged"):
         algorithm.update()
@@ -210,7 +191,7 @@ def test_mirrored_robots_continue_after_an_undone_update(models, unit):
     for undone in (False, True):
         algorithm = make(models=models, minibatch_unit=unit, gradient_length=2)
         for seed in range(2):
-            roll_out(algorithm, seed)
+            live_through(algorithm, seed)
             if undone and seed == 1:
                 algorithm.storage.returns[3, 1] = torch.nan
                 with pytest.warns(UserWarning, match="An update met NaN"):
@@ -225,24 +206,19 @@ def test_mirrored_robots_continue_after_an_undone_update(models, unit):
 
 def test_mirrored_robots_continue_after_an_interrupted_rollout():
     """The steps before the error count."""
-    found = []
-    for num_steps in (4, 6):
-        algorithm = make(num_steps)
 
-        def interrupt(step, obs, rewards):
-            if step == 4:
-                raise KeyboardInterrupt
+    def interrupt(step, *_):
+        if step == 4:
+            raise KeyboardInterrupt
 
-        if num_steps == 4:
-            roll_out(algorithm, 0)
-            algorithm.update()
-        else:
-            with pytest.raises(KeyboardInterrupt):
-                roll_out_ppo(algorithm, 0, 0.3, on_step=interrupt)
-            algorithm.train_mode()  # as the runner's learn() does
-        found.append(tensors_of(robots_of(algorithm).states))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, **EXACT_FLOAT64)
+    whole, interrupted = make(4), make(6)
+    live_through(whole, 0)
+    whole.update()
+    with pytest.raises(KeyboardInterrupt):
+        record_states(interrupted, 0, 0.3, interrupt)
+    interrupted.train_mode()  # as the runner's learn() does
+    found = [tensors_of(robots_of(each).states) for each in (whole, interrupted)]
+    torch.testing.assert_close(*found, **EXACT_FLOAT64)
 
 
 def test_a_nan_that_a_mirrored_robot_has_seen_leaves_its_state():

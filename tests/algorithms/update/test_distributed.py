@@ -2,19 +2,19 @@
 
 import pytest
 import torch
+from support.auxiliary_reference import HEADS, vector
 from support.helpers import (
-    STATE_DIM,
     make_distillation,
     make_obs,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
+    rnd_cfg,
+    weigh,
 )
-from support.rank_processes import run_ranks
+from support.inside import assert_same, networks_of_heads
+from support.rank_processes import group, run_ranks
 from support.symmetry_reference import symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
-from torch import distributed
-from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, optimizers
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
@@ -47,17 +47,35 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
     )
     algorithm.student(algorithm.storage.observations[0])  # which has a state after a rollout
     algorithm.student.reset(torch.ones(last - first))
+    heads = networks_of_heads(algorithm)
+    draw(algorithm, heads, multi_gpu_cfg)
     for _ in range(2):
         fill_storage(algorithm.storage, first, last)
         algorithm.update()
-    return parameters_of(algorithm)
+    return torch.cat((parameters_of(algorithm), vector(*heads)))
 
 
+def draw(algorithm, modules, multi_gpu_cfg):
+    """Draw networks whose first weights depend on the number of environments; rank 0's count."""
+    rank = (multi_gpu_cfg or {"global_rank": 0})["global_rank"]
+    generator = torch.Generator().manual_seed(5 + rank)
+    with torch.no_grad():
+        for parameter in (p for module in modules for p in module.parameters()):
+            parameter.normal_(std=0.3, generator=generator)
+    if multi_gpu_cfg:
+        algorithm.broadcast_parameters()
+
+
+SGD = {"optimizer": "sgd", "learning_rate": 0.1}  # Adam enlarges rounding of small gradients
+
+LATENT = {"latent": {"target": "teacher:mlp.0"}}
 OPTIONS = (
     {},
+    {"imitation_weight": weigh, "num_micro_batches": 2},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
     {"weight_average": True},
+    {"auxiliary": {**HEADS, **LATENT}, "batch_teacher_labels": True, **SGD},
     {"student": "cnn-gru"},
     # The whole buffer in one mini-batch, because a random part would depend on the processes.
     {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},
@@ -69,6 +87,7 @@ PPO_OPTIONS = (
     {},
     {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
     {"normalize_advantage_per_mini_batch": True},
+    {"auxiliary": HEADS, **SGD},
     {"symmetry_cfg": symmetry_cfg(num_images=2), "loss_reduction": "episode_mean"},
 )
 
@@ -112,38 +131,25 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
         num_mini_batches=1,
         num_learning_epochs=3,
         gradient_length=3,
-        rnd_cfg={
-            "num_states": STATE_DIM,
-            "obs_groups": {"rnd_state": ["state"]},
-            "num_outputs": 3,
-            "predictor_hidden_dims": [8],
-            "target_hidden_dims": [8],
-        },
+        rnd_cfg=rnd_cfg(),
         multi_gpu_cfg=multi_gpu_cfg,
         **options,
     )
-    torch.manual_seed(5)  # else the first weights depend on the number of environments
-    with torch.no_grad():
-        for parameter in algorithm.rnd.parameters():
-            parameter.normal_()
+    heads = networks_of_heads(algorithm)
+    draw(algorithm, [algorithm.rnd, *heads], multi_gpu_cfg)
     fill_ppo_rollout(algorithm, first, last)
     rnd_loss = algorithm.update()["rnd"]
-    predictor = parameters_to_vector(algorithm.rnd.predictor.parameters()).detach()
-    return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([rnd_loss])))
+    own = vector(algorithm.rnd.predictor, *heads)
+    return torch.cat((parameters_of(algorithm), own, torch.tensor([rnd_loss])))
 
 
 def run_rank(rank, shares, folder):
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
-    )
-    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
     optimizers._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
-    results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
-    results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
-    torch.save(results, f"{folder}/rank{rank}.pt")
-    torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
-    distributed.destroy_process_group()
+    with group(rank, shares, folder) as (first, last, cfg):
+        results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
+        results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
+        torch.save(results, f"{folder}/rank{rank}.pt")
+        torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
 
 
 def results_alone(first, last):
@@ -175,5 +181,4 @@ def test_runs_that_only_share_a_process_group_stay_separate(ranks):
     shares, folder = ranks
     for rank in range(len(shares)):
         expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))
-        for parameters, want in zip(torch.load(folder / f"alone{rank}.pt"), expected, strict=True):
-            assert torch.equal(parameters, want)
+        assert_same(torch.load(folder / f"alone{rank}.pt"), expected)

@@ -9,12 +9,9 @@ from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
 )
-from support.rank_processes import run_ranks
-from torch import distributed
+from support.rank_processes import group, run_ranks
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
@@ -40,15 +37,15 @@ def distilled(cfg, failing):
 
     algorithm._student.loss = breaking
     roll_out(algorithm, cfg["global_rank"])
-    return algorithm, parameters_of
+    return algorithm
 
 
 def reinforced(cfg, failing, poison, **options):
     algorithm = make_ppo(TbpttPPO, 6, 3, num_mini_batches=2, multi_gpu_cfg=cfg, **options)
-    roll_out_ppo(algorithm, cfg["global_rank"])
+    roll_out(algorithm, cfg["global_rank"])
     if failing:
         poison(algorithm)
-    return algorithm, ppo_parameters_of
+    return algorithm
 
 
 def nan_reward(algorithm):
@@ -70,29 +67,22 @@ CASES = {
 
 
 def run_rank(rank, folder):
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD_SIZE,
-        timeout=datetime.timedelta(seconds=SECONDS),
-    )
     warnings.filterwarnings("ignore", message="Time-outs are bootstrapped")
-    cfg = {"global_rank": rank, "local_rank": rank, "world_size": WORLD_SIZE}
     results = {}
-    for name, case in CASES.items():
-        algorithm, read = case(cfg, rank == FAILING)
-        before = read(algorithm)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            try:
-                algorithm.update()
-                end = "".join(str(warning.message) for warning in seen)
-            except Exception as error:
-                end = f"{type(error).__name__}: {error}"
-        results[name] = (end, torch.equal(read(algorithm), before), algorithm.storage.step)
-    torch.save(results, f"{folder}/rank{rank}.pt")
-    distributed.destroy_process_group()
+    with group(rank, (0, 0), folder, timeout=datetime.timedelta(seconds=SECONDS)) as share:
+        for name, case in CASES.items():
+            algorithm = case(share.cfg, rank == FAILING)
+            before = parameters_of(algorithm)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                try:
+                    algorithm.update()
+                    end = "".join(str(warning.message) for warning in seen)
+                except Exception as error:
+                    end = f"{type(error).__name__}: {error}"
+            unchanged = torch.equal(parameters_of(algorithm), before)
+            results[name] = (end, unchanged, algorithm.storage.step)
+        torch.save(results, f"{folder}/rank{rank}.pt")
 
 
 @pytest.fixture(scope="module")

@@ -6,22 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.storage import RolloutStorage
-from support import several_teachers
-from support.helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
+from support.auxiliary_reference import HEADS
+from support.helpers import (
+    make_distillation,
+    make_obs,
+    make_ppo,
+    rnd_cfg,
+    weigh,
+)
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.models import teacher_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 NUM_STEPS, NUM_ENVS = 6, 8
-
-HEADS = {"critic": {"output_dim": 1, "distribution_cfg": None}}
 
 READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
 """Functions of torch that copy between host and device; checked before the dispatcher."""
@@ -69,25 +71,10 @@ def waits(operation, args):
     return name.startswith(WAITING)
 
 
-def make(algorithm_class, device="cpu", models="lstm", **options):
-    """Build an algorithm on a device."""
-    obs = make_obs(NUM_ENVS)
-    if algorithm_class is TbpttDistillation:
-        kinds, kind_of_storage = (("student", models), ("teacher", "mlp")), "distillation"
-    else:
-        kinds, kind_of_storage = (("actor", models), ("critic", models)), "rl"
-    trained, other = (
-        make_model(role, kind, NUM_ENVS, seed=1, **HEADS.get(role, {})) for role, kind in kinds
-    )
-    algorithm = algorithm_class(
-        trained,
-        other,
-        RolloutStorage(kind_of_storage, NUM_ENVS, NUM_STEPS, obs, [ACTION_DIM], device),
-        device=device,
-        **options,
-    )
-    algorithm.train_mode()
-    return algorithm
+def make(algorithm_class, models="lstm", **options):
+    if algorithm_class is TbpttPPO:
+        return make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, models, models, **options)
+    return make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, models, **options)
 
 
 def roll_out(algorithm, gives_final_obs=True):
@@ -108,18 +95,6 @@ def roll_out(algorithm, gives_final_obs=True):
         algorithm.compute_returns(obs)
 
 
-RND = {
-    "num_states": STATE_DIM,
-    "obs_groups": {"rnd_state": ["state"]},
-    "num_outputs": 3,
-    "predictor_hidden_dims": [8],
-    "target_hidden_dims": [8],
-}
-
-AUXILIARY = {
-    "velocity": {"target": "state", "columns": [2, 0], "hidden_dims": [8]},
-    "later": {"target": "policy", "loss": "huber", "delay": 2},
-}
 LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
 
 CASES = [
@@ -130,7 +105,7 @@ CASES = [
         TbpttDistillation,
         {
             "gradient_length": 4,
-            "imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu(),
+            "imitation_weight": weigh,
             "loss_type": [{"loss": "bce", "actions": [0, 2]}],
         },
     ),
@@ -147,8 +122,8 @@ CASES = [
         TbpttPPO,
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
-    (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2, "auxiliary": AUXILIARY}),
-    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**AUXILIARY, **LATENT}}),
+    (TbpttPPO, {"rnd_cfg": rnd_cfg(), "num_micro_batches": 2, "auxiliary": HEADS}),
+    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**HEADS, **LATENT}}),
 ]
 
 
@@ -185,31 +160,6 @@ def test_the_triton_engine_reads_nothing(algorithm_class):
             assert update.seen == ["tolist"]
 
 
-def test_selecting_teachers_never_makes_the_host_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
-    algorithm = several_teachers.make(
-        several_teachers.save_teachers(tmp_path), buffer_rollouts=1, scan_engine="reference"
-    )
-    obs, dones = several_teachers.random_rollout(0, 4)
-
-    def roll_out_again():
-        with torch.no_grad():
-            for step in range(len(dones)):
-                algorithm.act(obs[step])
-                rewards = torch.zeros(dones.shape[1])
-                algorithm.process_env_step(obs[step], rewards, dones[step].long(), {})
-
-    roll_out_again()
-    algorithm.update()
-    with HostTransfers() as rollout:
-        roll_out_again()
-    with HostTransfers() as update:
-        metrics = algorithm.update()
-    assert "behavior/hop" in metrics
-    assert rollout.seen == []
-    assert update.seen == ["tolist"]
-
-
 def test_time_outs_without_final_observations_are_asked_for_after_the_rollout():
     algorithm = make(TbpttPPO, scan_engine="reference")
     with HostTransfers() as rollout:
@@ -242,15 +192,6 @@ def test_each_kind_of_transfer_is_detected(read):
     with HostTransfers() as transfers:
         read(values)
     assert len(transfers.seen) == 1
-
-
-def test_operations_on_the_device_are_not_reported():
-    values, indices = torch.randn(4, 3), torch.tensor([0, 2])
-    with HostTransfers() as transfers:
-        values[indices] = values[indices] * 2.0
-        values[values[:, 0] > 0, :] = 0.0
-        values.masked_fill(values > 0, 0.0).add_(torch.full((), 2.0))
-    assert transfers.seen == []
 
 
 @pytest.mark.gpu

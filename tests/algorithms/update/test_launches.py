@@ -1,7 +1,7 @@
 """What an update launches on a GPU with the Triton engine, counted in Triton's interpreter."""
 
 import pytest
-from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out
 from support.launches import Launches, kernels_without_work
 from support.triton_on_cpu import triton_engine_on_cpu
 
@@ -32,7 +32,7 @@ def ppo(num_steps, cell):
     """Return an algorithm of four optimiser steps, its rollout, and the layers of its models."""
     options = {"num_mini_batches": 2, "num_learning_epochs": 2, "scan_engine": "triton"}
     algorithm = make_ppo(TbpttPPO, num_steps, N, cell, cell, TWO_LAYERS, **options)
-    return algorithm, roll_out_ppo, 2 + 1
+    return algorithm, roll_out, 2 + 1
 
 
 @pytest.mark.parametrize("cell", MEMORIES)
@@ -66,7 +66,7 @@ def test_an_optimiser_step_of_ppo_launches_little(monkeypatch):
     options = {"num_mini_batches": 2, "num_learning_epochs": 2, "scan_engine": "triton"}
     algorithm = make_ppo(TbpttPPO, 24, N, "lstm", "lstm", {"hidden_dims": [8, 8, 8]}, **options)
     counts, step = [], algorithm.step
-    roll_out_ppo(algorithm, 0)
+    roll_out(algorithm, 0)
     with kernels_without_work(), Launches() as launches:
 
         def counted(*arguments, **fixed):

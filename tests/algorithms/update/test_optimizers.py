@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO, Distillation
-from rsl_rl.modules import EmpiricalNormalization
+from rsl_rl.algorithms import Distillation
 from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
-    ppo_parameters_of,
     roll_out,
-    roll_out_ppo,
 )
 from support.inside import through_a_file
 from support.tolerances import PARITY_FLOAT32
@@ -107,24 +104,6 @@ def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate):
         assert got == rsl_rl_rate(rate, kl, 0.01)
 
 
-@pytest.mark.usefixtures("in_order")
-def test_outside_an_update_the_learning_rate_is_a_float_that_rsl_rl_has_too():
-    rates = []
-    cases: list[tuple[type[PPO], dict[str, Any]]] = [(TbpttPPO, {"shuffle_envs": False}), (PPO, {})]
-    for algorithm_class, options in cases:
-        algorithm = make_ppo(
-            algorithm_class, 6, 8, num_learning_epochs=3, learning_rate=1e-4, **options
-        )
-        roll_out_ppo(algorithm, 0)
-        algorithm.update()
-        rates.append(algorithm.learning_rate)
-        for group in algorithm.optimizer.param_groups:
-            assert type(group["lr"]) is float
-            assert group["lr"] == algorithm.learning_rate
-    assert type(rates[0]) is float
-    assert rates[0] == rates[1] != 1e-4
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype):
@@ -141,29 +120,5 @@ def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype)
         else:
             algorithm.optimizer.param_groups[0]["lr"] = 0.02
             algorithm.optimizer.step()
-        stepped.append(ppo_parameters_of(algorithm))
+        stepped.append(parameters_of(algorithm))
     assert torch.equal(*stepped)
-
-
-@pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_normalisers_keep_the_addresses_of_their_buffers(kind):
-    normalized = {"obs_normalization": True}
-    if kind == "distillation":
-        algorithm = make_distillation(
-            TbpttDistillation, 6, 4, gradient_length=3, student_kwargs=normalized
-        )
-        roll_out(algorithm, 0)
-        normalizer = algorithm.student.obs_normalizer
-    else:
-        algorithm = make_ppo(TbpttPPO, 6, 4, actor_kwargs=normalized)
-        roll_out_ppo(algorithm, 0)
-        normalizer = algorithm.actor.obs_normalizer
-    assert isinstance(normalizer, EmpiricalNormalization)
-    before = {name: (buffer, buffer.clone()) for name, buffer in normalizer.named_buffers()}
-    algorithm.update()
-    after = dict(normalizer.named_buffers())
-    assert after.keys() == before.keys()
-    for name, (buffer, value) in before.items():
-        assert after[name] is buffer
-        assert not torch.equal(buffer, value)
-    assert torch.equal(after["_std"], after["_var"].sqrt())

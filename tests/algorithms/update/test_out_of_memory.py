@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_ppo, roll_out, train
 from support.inside import assert_same, everything
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -39,7 +39,7 @@ def test_the_update_is_repeated_with_twice_the_micro_batches(kind, memory):
     for num_micro_batches, limit in ((4, NUM_ENVS), (1, NUM_ENVS // 4)):
         memory["envs"] = limit
         options = {"num_mini_batches": 1, "num_micro_batches": num_micro_batches}
-        algorithm, fill = make_filled(kind, **options)
+        algorithm = make_filled(kind, **options)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             algorithm.update()
@@ -47,36 +47,33 @@ def test_the_update_is_repeated_with_twice_the_micro_batches(kind, memory):
         numbers = [text.split(" micro-batches")[0].rsplit(" ", 1)[-1] for text in said]
         assert numbers == ([] if limit == NUM_ENVS else ["2", "4"])
         trained.append(everything(algorithm))
-        fill(algorithm, 1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            algorithm.update()  # continues with them, without another message
+            train(algorithm, 1)  # continues with them, without another message
     torch.testing.assert_close(*trained)
 
 
 def make_filled(kind, **options):
-    """Return an algorithm with a rollout, and the function that fills its storage."""
+    """Return an algorithm with a rollout."""
     if kind == "distillation":
         algorithm = make_distillation(TbpttDistillation, 4, NUM_ENVS, gradient_length=2, **options)
     else:
         algorithm = make_ppo(TbpttPPO, 4, NUM_ENVS, gradient_length=2, **options)
-    fill = roll_out if kind == "distillation" else roll_out_ppo
-    fill(algorithm, 0)
-    return algorithm, fill
+    roll_out(algorithm, 0)
+    return algorithm
 
 
 @pytest.mark.filterwarnings("ignore:The update ran out of memory")
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])
 def test_if_one_environment_does_not_fit_nothing_is_lost(kind, memory):
-    algorithm, fill = make_filled(kind, num_mini_batches=2)
+    algorithm = make_filled(kind, num_mini_batches=2)
     before = everything(algorithm)
     memory["envs"] = 0
     with pytest.raises(torch.OutOfMemoryError, match=r"16 micro-batches.*lower gradient_length"):
         algorithm.update()
     assert_same(everything(algorithm), before)
     memory["envs"] = NUM_ENVS
-    fill(algorithm, 1)
-    assert algorithm.update()["skipped_updates"] == 0.0
+    assert train(algorithm, 1)["skipped_updates"] == 0.0
 
 
 class Activation(torch.Tensor):
@@ -118,26 +115,3 @@ def test_cudas_own_error_counts_and_other_errors_do_not():
     assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
     assert not is_out_of_memory(ValueError("CUDA error: out of memory"))
-
-
-@pytest.mark.filterwarnings("ignore:The update ran out of memory")
-def test_the_graph_of_the_failed_pass_is_freed_before_the_next_one(monkeypatch):
-    """rsl_rl's distribution keeps its last mean, and with it the graph behind that."""
-    algorithm, _ = make_filled("ppo", num_mini_batches=1)
-    rollback, kept = algorithm.transaction._rollback, []
-    keep = rollback.keep
-
-    def watched():
-        kept.append(algorithm.actor.output_mean.requires_grad)
-        keep()
-
-    def fails_once(gradient):
-        if len(kept) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return gradient
-
-    monkeypatch.setattr(rollback, "keep", watched)
-    algorithm.actor.mlp[0].weight.register_hook(fails_once)
-    algorithm.update()
-    assert kept == [False, False]
-    assert (algorithm.actor.output_std > 0).all()  # rsl_rl's logger reads it

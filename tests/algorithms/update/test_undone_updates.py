@@ -5,17 +5,13 @@ Updates with NaN or inf are skipped and counted. Too many in a row end the train
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from rsl_rl.models import RNNModel
-from rsl_rl.storage import RolloutStorage
 from support.fine_tuning import make_fine_tuned
-from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out, train
 from support.inside import assert_same, everything
 from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
@@ -26,7 +22,6 @@ from rsl_tbptt.algorithms.find_nan import Inputs, find_source
 from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.models import SelectedTeachers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -51,41 +46,31 @@ def trained(request):
         if request.param == "distillation":
             algorithm = distilling(student_kwargs=normalized, **options)
         else:
-            algorithm = reinforcing(actor_kwargs=normalized, **options)
-        fill(algorithm, 0)
-        algorithm.update()
+            rnd = rnd_cfg(state_normalization=True)
+            algorithm = reinforcing(actor_kwargs=normalized, rnd_cfg=rnd, **options)
+        train(algorithm, 0)
         return algorithm
 
     return trained
 
 
-def fill(algorithm, seed, poison=None):
-    """Fill the storage; ``poison`` changes step, observations and rewards."""
-    if isinstance(algorithm, TbpttPPO):
-        roll_out_ppo(algorithm, seed, on_step=poison)
-    else:
-        on_step = poison and (lambda step, obs: poison(step, obs, torch.zeros(N)))
-        roll_out(algorithm, seed, on_step=on_step)
-
-
 def bad(value, env=2, step=3, group="policy"):
-    def poison(at, obs, rewards):
+    def poison(at, obs, *_):
         if at == step:
             obs[group][env, 0] = value
 
-    return poison
+    return {"on_step": poison}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 1e25])
 def test_training_continues_as_if_the_rollout_had_not_happened(trained, value):
     algorithm = trained()
     before = everything(algorithm)
-    fill(algorithm, 1, bad(value))
+    roll_out(algorithm, 1, **bad(value))
     with pytest.warns(UserWarning, match=r"'policy' of environments \[2\], first at step 3.*skipp"):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert_same(everything(algorithm), before)
-    fill(algorithm, 2)
-    metrics = algorithm.update()
+    metrics = train(algorithm, 2)
     assert metrics["skipped_updates"] == 1.0
     assert len(metrics) > 4
 
@@ -93,12 +78,12 @@ def test_training_continues_as_if_the_rollout_had_not_happened(trained, value):
 def test_each_source_causes_one_warning(trained):
     algorithm = trained()
     for seed, env in ((1, 2), (2, 1)):
-        fill(algorithm, seed, bad(NAN, env))
+        roll_out(algorithm, seed, **bad(NAN, env))
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             algorithm.update()
         assert len(seen) == (1 if seed == 1 else 0)
-    fill(algorithm, 3, bad(NAN, group="state"))
+    roll_out(algorithm, 3, **bad(NAN, group="state"))
     with pytest.warns(UserWarning, match="observation group 'state'"):
         assert algorithm.update() == {"skipped_updates": 3.0}
 
@@ -108,91 +93,35 @@ def test_too_many_in_a_row_end_the_training_and_change_nothing(trained):
     algorithm = trained(max_skipped_updates=2)
     before = everything(algorithm)
     for round_ in range(2):  # training can be started again
-        fill(algorithm, 1, bad(NAN))
+        roll_out(algorithm, 1, **bad(NAN))
         assert algorithm.update() == {"skipped_updates": 2.0 * round_ + 1}
-        fill(algorithm, 1, bad(NAN))
+        roll_out(algorithm, 1, **bad(NAN))
         with pytest.raises(ValueError, match=r"2 updates in a row met .* max_skipped_updates"):
             algorithm.update()
         assert algorithm.storage.step == 0
     assert_same(everything(algorithm), before)
-    fill(algorithm, 1, bad(NAN))
+    roll_out(algorithm, 1, **bad(NAN))
     algorithm.update()
-    fill(algorithm, 2)
-    algorithm.update()  # the count starts again
-    fill(algorithm, 1, bad(NAN))
+    train(algorithm, 2)  # the count starts again
+    roll_out(algorithm, 1, **bad(NAN))
     assert algorithm.update() == {"skipped_updates": 6.0}
-
-
-def test_an_interrupted_update_leaves_no_trace(trained, monkeypatch):
-    algorithm = trained(num_learning_epochs=2)
-    before = everything(algorithm)
-    fill(algorithm, 1)
-    step, steps = algorithm.conclude, []
-
-    def interrupted(*args, **fixed):
-        steps.append(step(*args, **fixed))
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-        return steps[-1]
-
-    monkeypatch.setattr(algorithm, "conclude", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        algorithm.update()
-    assert_same(everything(algorithm), before)
-    monkeypatch.undo()
-    fill(algorithm, 2)
-    assert algorithm.update()["skipped_updates"] == 0.0
 
 
 def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
     algorithm = trained()
 
-    def failing(step, obs, rewards):
+    def failing(step, *_):
         if step == 4:
             raise ValueError("the environment returned NaN")
 
     with pytest.raises(ValueError, match="the environment"):
-        fill(algorithm, 1, failing)
+        roll_out(algorithm, 1, on_step=failing)
     algorithm.train_mode()  # as the runner's learn() does
-    fill(algorithm, 2)
-    assert algorithm.update()["skipped_updates"] == 0.0
-
-
-class FailingInReplay(RNNModel):
-    """A user's model whose forward pass fails in the middle of an update."""
-
-    calls = 0
-
-    def forward(self, obs, *args, **kwargs):
-        if torch.is_grad_enabled():
-            self.calls += 1
-            if self.calls == 3:
-                raise ArithmeticError("no memory left")
-        return super().forward(obs, *args, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("make", "role"), [(distilling, "student"), (reinforcing, "actor"), (reinforcing, "critic")]
-)
-def test_a_replay_that_fails_leaves_the_states_of_the_rollout(make, role):
-    options = {"gradient_length": 2, "num_micro_batches": 2}
-    algorithm = make(**options)
-    getattr(algorithm, role).__class__ = FailingInReplay
-    models = algorithm.transaction.stateful_models()[:2]
-    algorithm = type(algorithm)(*models, algorithm.storage, **options)
-    fill(algorithm, 0)
-    before = [t.clone() for t in as_tensors(getattr(algorithm, role).get_hidden_state())]
-    with pytest.raises(ArithmeticError, match="no memory left"):
-        algorithm.update()
-    assert_same(list(as_tensors(getattr(algorithm, role).get_hidden_state())), before)
-    fill(algorithm, 1)
-    assert algorithm.update()["skipped_updates"] == 0.0
+    assert train(algorithm, 2)["skipped_updates"] == 0.0
 
 
 def after_two_updates(algorithm):
-    for seed in range(2):
-        fill(algorithm, seed)
-        algorithm.update()
+    train(algorithm, 0, 1)
     return algorithm
 
 
@@ -207,8 +136,9 @@ def distilling_with_a_buffer():
     return after_two_updates(algorithm)
 
 
-def reinforcing_with_symmetry():
-    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg()))
+def reinforcing_with_symmetry_and_rnd():
+    rnd = rnd_cfg(state_normalization=True)
+    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg(), rnd_cfg=rnd))
 
 
 def fine_tuning():
@@ -228,6 +158,7 @@ def whole_state(algorithm):
     """Copy all that a training continues with, besides the states of robots."""
     saved = algorithm.save()
     del saved["rsl_tbptt"]["models"]  # only names
+    saved["rsl_tbptt"].pop("rnd", None)  # goes back to the rollout's start
     return copy.deepcopy([saved, algorithm.learning_rate])
 
 
@@ -251,7 +182,9 @@ MOMENTS = {
         *("transaction._watch", "MirroredRobots.split", "MirroredRobots.advance"),
         "LossPerTeacher.advance",
     ],
-    reinforcing_with_symmetry: ["_begin_update", "conclude", "MirroredRobots.advance", "_advance"],
+    reinforcing_with_symmetry_and_rnd: [
+        *("_begin_update", "conclude", "MirroredRobots.advance", "_advance", "RndTraining.step"),
+    ],
     fine_tuning: [
         *("_begin_update", "conclude", "_metrics", "_update_normalization", "transaction._fetch"),
         *("gradient.policy_loss.adapt", "imitation.returns.conclude"),
@@ -265,7 +198,7 @@ MOMENTS = {
 )
 def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monkeypatch):
     algorithm = make()
-    fill(algorithm, 2)
+    roll_out(algorithm, 2)
     before, lived = whole_state(algorithm), models_states(algorithm)
     *path, method = name.split(".")
     extensions = {type(each).__name__: each for each in algorithm.extensions}
@@ -282,8 +215,7 @@ def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monke
             algorithm.update()
     assert_same(whole_state(algorithm), before)
     assert_same(models_states(algorithm), lived)
-    fill(algorithm, 3)
-    assert algorithm.update()["skipped_updates"] == 0.0
+    assert train(algorithm, 3)["skipped_updates"] == 0.0
 
 
 @pytest.mark.parametrize("make", MOMENTS)
@@ -291,7 +223,7 @@ def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
     found = []
     for raises in (False, True):
         algorithm = make()
-        fill(algorithm, 2)
+        roll_out(algorithm, 2)
 
         def interrupted():
             raise KeyboardInterrupt
@@ -305,91 +237,19 @@ def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
     assert_same(*found)
 
 
-@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-def test_each_of_several_teachers_keeps_its_own_state():
-    """A NaN that one of them has seen does not clear the memory of another."""
-    obs, groups = make_obs(N), {"walk": ["policy"], "trot": ["state"]}
-    obs["skill"] = torch.zeros(N, 1)
-    teachers = {
-        name: {"cfg": {"class_name": "RNNModel", "rnn_hidden_dim": 6}, "obs_groups": own}
-        for name, own in groups.items()
-    }
-    algorithm = distilling()
-    selected: Any = SelectedTeachers(obs, {"teacher": ["state"]}, "teacher", 2, "skill", teachers)
-    storage = RolloutStorage("distillation", N, T, obs, [2], "cpu")
-    algorithm = TbpttDistillation(algorithm.student, selected, storage, gradient_length=2)
-    selected.loaded = algorithm.lazy_teacher.is_loaded = True
-
-    def with_skill(step, seen):
-        seen["skill"] = torch.zeros(N, 1)
-        if step == T - 1:
-            seen["policy"][2] = NAN
-
-    roll_out(algorithm, 0, done_rate=0.0, on_step=with_skill)
-    walk, trot = selected.teachers.values()
-    before = [model.get_hidden_state()[0].clone() for model in (walk, trot)]
-    algorithm.update()
-    after = [model.get_hidden_state()[0] for model in (walk, trot)]
-    assert torch.equal(after[1], before[1])
-    assert (after[0][:, 2] == 0).all()
-    assert torch.equal(after[0][:, :2], before[0][:, :2])
-
-
-def test_a_failure_after_the_optimiser_steps_undoes_them_too(monkeypatch):
-    algorithm = distilling(num_mini_batches=3, buffer_rollouts=2)
-    fill(algorithm, 0)
-    algorithm.update()
-    fill(algorithm, 1)
-    before = everything(algorithm)
-
-    def failing(*args):
-        raise ArithmeticError("no memory left")
-
-    monkeypatch.setattr(algorithm, "_advance", failing)
-    with pytest.raises(ArithmeticError, match="no memory left"):
-        algorithm.update()
-    monkeypatch.undo()
-    assert algorithm.storage.step == 0
-    assert_same(everything(algorithm), before)
-    fill(algorithm, 2)
-    assert "behavior" in algorithm.update()
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
 @pytest.mark.parametrize("updates_before", [0, 1])
 def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
     algorithm = distilling(optimizer=optimizer, num_learning_epochs=2, non_finite="raise")
-    for seed in range(updates_before):
-        fill(algorithm, seed)
-        algorithm.update()
+    train(algorithm, *range(updates_before))
     for seed in (7, 8):  # and again, into the same buffers
-        fill(algorithm, seed)
+        roll_out(algorithm, seed)
         algorithm.storage.privileged_actions[5, 3, 1] = NAN  # after two good steps
         before = everything(algorithm)
         message = r"teacher actions of environments \[3\], first at step 5 .*learn\(\)"
         with pytest.raises(ValueError, match=message):
             algorithm.update()
         assert_same(everything(algorithm), before)
-
-
-@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-def test_an_undone_update_keeps_the_addresses_of_all_tensors(trained):
-    """A recorded optimiser step reads and writes them again."""
-    algorithm = trained()
-    before = addresses(algorithm)
-    fill(algorithm, 1, bad(NAN))
-    assert algorithm.update() == {"skipped_updates": 1.0}
-    assert addresses(algorithm) == before
-
-
-def addresses(algorithm):
-    """Return the addresses of parameters, buffers and the optimisers' tensors."""
-    transaction = algorithm.transaction
-    tensors = [tensor for module in transaction.modules for tensor in module.parameters()]
-    tensors += [tensor for module in transaction.modules for tensor in module.buffers()]
-    entries = [entry for opt in transaction.optimizers for entry in opt.state.values()]
-    tensors += [value for entry in entries for value in entry.values()]
-    return [tensor.data_ptr() for tensor in tensors]
 
 
 def test_a_rate_that_is_a_tensor_is_restored_in_place():
@@ -406,14 +266,14 @@ def test_a_rate_that_is_a_tensor_is_restored_in_place():
 def test_divergence_within_the_update_is_named():
     algorithm = distilling(optimizer="sgd", max_grad_norm=None, non_finite="raise")
     algorithm.optimizer.param_groups[0]["lr"] = 1e30
-    fill(algorithm, 1)
+    roll_out(algorithm, 1)
     with pytest.raises(ValueError, match="it diverged, so lower learning_rate"):
         algorithm.update()
 
 
 def test_a_bad_observation_after_the_last_step_names_its_environment():
     algorithm = reinforcing(non_finite="raise")
-    roll_out_ppo(algorithm, 0, done_rate=0.0)
+    roll_out(algorithm, 0, done_rate=0.0)
     last_obs = make_obs(N)
     last_obs["state"][2, 1] = NAN
     with torch.inference_mode():
@@ -429,7 +289,7 @@ def test_one_huge_reward_is_named_and_not_called_divergence():
         if step == 1:
             rewards[3] = 1e30
 
-    roll_out_ppo(algorithm, 0, done_rate=1.0, on_step=poison)
+    roll_out(algorithm, 0, done_rate=1.0, on_step=poison)
     message = r"rewards of environments \[3\], first at step 1 .* \(1e\+30, too large to be squared"
     with pytest.raises(ValueError, match=message):
         algorithm.update()
@@ -444,7 +304,7 @@ def explode(algorithm, envs):
 @pytest.mark.parametrize("models", ["lstm", "mlp"])
 def test_a_gradient_that_is_not_finite_names_its_environments(models):
     algorithm = reinforcing(models, non_finite="raise")
-    fill(algorithm, 0)
+    roll_out(algorithm, 0)
     explode(algorithm, [0, 3])
     with pytest.raises(ValueError, match=r"the gradients of environments \[0, 3\] \(what was"):
         algorithm.update()
@@ -452,83 +312,64 @@ def test_a_gradient_that_is_not_finite_names_its_environments(models):
 
 def test_an_observation_group_that_no_model_reads_is_not_named():
     algorithm = distilling(non_finite="raise")
-    fill(algorithm, 0)
+    roll_out(algorithm, 0)
     algorithm.storage.observations["unread"] = torch.full((T, N, 1), NAN)
     algorithm.storage.privileged_actions[5, 3, 1] = NAN
     with pytest.raises(ValueError, match="teacher actions"):
         algorithm.update()
 
 
-def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
-    algorithm = make_distillation(TbpttDistillation, T, 64, gradient_length=2, non_finite="raise")
+def test_the_search_names_a_few_of_many():
+    algorithm = make_ppo(TbpttPPO, T, 64, non_finite="raise")
     roll_out(algorithm, 0)
-    student = algorithm._student
-    loss = student.loss
-
-    def exploding(outputs, labels):
-        losses = loss(outputs, labels)
-        return dataclasses.replace(losses, trained=(outputs[0] * 1e30).square().sum(-1))
-
-    student.loss = exploding
-    calls, accumulate = [], student.replay.accumulate
-    monkeypatch.setattr(
-        student.replay,
-        "accumulate",
-        lambda *args, **options: (calls.append(args), accumulate(*args, **options))[1],
-    )
+    explode(algorithm, slice(None))
     named = r"\[0, 1, 2, 3, 4, 5, 6, 7\] and 56 more"
     with pytest.raises(ValueError, match=f"the gradients of environments {named}"):
         algorithm.update()
-    assert len(calls) == 2 * 3  # three windows each in the update and in the search
-    assert not any(v.requires_grad for v in algorithm.storage.observations.values())
+
+
+def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained):
+    """Masks of attention hold -inf."""
+    algorithm = trained()
+    algorithm.transaction.modules[0].register_buffer("mask", torch.tensor([0.0, -INF]))
+    assert train(algorithm, 1)["skipped_updates"] == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_a_buffer_that_an_update_breaks_is_restored(trained, monkeypatch):
+    algorithm = trained()
+    mask, conclude = torch.tensor([0.0, -INF]), algorithm.conclude
+    algorithm.transaction.modules[0].register_buffer("mask", mask)
+    breaking = lambda *args, **fixed: (mask.fill_(NAN), conclude(*args, **fixed))[1]  # noqa: E731
+    monkeypatch.setattr(algorithm, "conclude", breaking)
+    assert train(algorithm, 1) == {"skipped_updates": 1.0}
+    assert mask.tolist() == [0.0, -INF]
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])
 def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
+    options = {"num_mini_batches": 4, "num_micro_batches": 2}
     if kind == "ppo":
-        algorithm = make_ppo(TbpttPPO, T, 16, num_mini_batches=4, num_micro_batches=2)
-        model, replay, roll = algorithm.actor, algorithm.gradient.actor, roll_out_ppo
+        algorithm = make_ppo(TbpttPPO, T, 16, **options)
+        model, replay = algorithm.actor, algorithm.gradient.actor
     else:
-        options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
-        algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
-        model, replay, roll = algorithm.student, algorithm._student.replay, roll_out
+        options |= {"gradient_length": T, "buffer_rollouts": 2}
+        algorithm = make_distillation(TbpttDistillation, T, 16, **options)
+        model, replay = algorithm.student, algorithm._student.replay
     sizes, accumulate = [], replay.accumulate
 
-    def watched(group, batch, *args, num_micro_batches, **options):
+    def watched(group, batch, *args, num_micro_batches, **fixed):
         sizes.append(batch.num_envs / num_micro_batches)
-        return accumulate(group, batch, *args, num_micro_batches=num_micro_batches, **options)
+        return accumulate(group, batch, *args, num_micro_batches=num_micro_batches, **fixed)
 
     monkeypatch.setattr(replay, "accumulate", watched)
-    for seed in range(2):
-        roll(algorithm, seed)
-        algorithm.update()
+    train(algorithm, 0, 1)
     largest = max(sizes)
     model.mlp[0].weight.register_hook(lambda gradient: gradient * NAN)
     sizes.clear()
-    roll(algorithm, 2)
-    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert train(algorithm, 2) == {"skipped_updates": 1.0}
     assert max(sizes) <= largest
-
-
-def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypatch):
-    """Masks of attention hold -inf."""
-    algorithm = trained()
-    model = algorithm.transaction.modules[0]
-    model.register_buffer("mask", torch.tensor([0.0, -INF]))
-    fill(algorithm, 1)
-    assert algorithm.update()["skipped_updates"] == 0.0
-    fill(algorithm, 2)
-    step = algorithm.conclude
-
-    def breaking(*args, **fixed):
-        model.mask[0] = NAN
-        return step(*args, **fixed)
-
-    monkeypatch.setattr(algorithm, "conclude", breaking)
-    with pytest.warns(UserWarning, match="An update met NaN or inf"):
-        assert algorithm.update() == {"skipped_updates": 1.0}
-    assert model.mask.tolist() == [0.0, -INF]
 
 
 @pytest.mark.parametrize("is_input", [True, False])
