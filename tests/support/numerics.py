@@ -312,7 +312,7 @@ def _ppo_cases() -> dict[str, Case]:
         return _trained(algorithm, roll_out)
 
     window = {"minibatch_unit": "window", "gradient_length": 3}
-    penalty = {"policy_loss": "kl_penalty", "schedule": "fixed"}
+    penalty: dict[str, Any] = {"policy_loss": "kl_penalty", "schedule": "fixed"}
     episodes = {"loss_reduction": "episode_mean", "value_loss_coef": 0.7}
     options = {
         **{f"models-{kind}": {"actor": kind, "critic": kind} for kind in MODELS},

@@ -1,6 +1,7 @@
 """Several teachers: each sample has exactly the label of its own teacher."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -304,7 +305,8 @@ def test_distribution_parameters_are_those_of_the_selected_teachers(config):
     """Even if the first of them has no row."""
     teachers = select(config)
     teachers.load_checkpoints()
-    for number, model in enumerate(teachers.teachers.values()):
+    models: Any = teachers.teachers
+    for number, model in enumerate(models.values()):
         model.distribution.std_param.data.fill_(0.2 + number)
     obs = random_rollout(0, len(config))[0][0]
     obs["skill"].clamp_(min=1.0)

@@ -1,6 +1,7 @@
 """PPO that continues a distilled student: its noise, the critic's warm-up, checkpoints."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ HETEROSCEDASTIC = {"distribution_cfg": {"class_name": "HeteroscedasticGaussianDi
 
 
 def test_an_action_noise_that_is_not_a_parameter_is_refused():
-    options = {"actor_kwargs": HETEROSCEDASTIC}
+    options: dict[str, Any] = {"actor_kwargs": HETEROSCEDASTIC}
     with pytest.raises(NotImplementedError, match="HeteroscedasticGaussianDistribution has no"):
         make_ppo(TbpttPPO, 6, 4, **options, student_action_std=0.5)
     make_ppo(TbpttPPO, 6, 4, **options)

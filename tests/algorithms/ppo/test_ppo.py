@@ -25,9 +25,7 @@ class Deterministic(OwnForward):
 @pytest.mark.parametrize("minibatch_unit", ["env", "window"])
 def test_models_with_their_own_forward_pass_run_step_by_step(minibatch_unit):
     options = {"gradient_length": 3, "num_mini_batches": 2, "minibatch_unit": minibatch_unit}
-    scanned, stepwise = (
-        make_ppo(TbpttPPO, 8, 4, *[k] * 2, **options) for k in ("lstm", "stepwise")
-    )
+    scanned, stepwise = (make_ppo(TbpttPPO, 8, 4, k, k, **options) for k in ("lstm", "stepwise"))
     for seed in range(2):
         gradients = []
         for algorithm in (scanned, stepwise):

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def trained(request):
     return trained
 
 
-def bad(value, env=2, step=3, group="policy"):
+def bad(value, env=2, step=3, group="policy") -> dict[str, Any]:
     def poison(at, obs, *_):
         if at == step:
             obs[group][env, 0] = value
@@ -349,7 +350,7 @@ def test_a_buffer_that_an_update_breaks_is_restored(trained, monkeypatch):
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])
 def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
-    options = {"num_mini_batches": 4, "num_micro_batches": 2}
+    options: dict[str, Any] = {"num_mini_batches": 4, "num_micro_batches": 2}
     if kind == "ppo":
         algorithm = make_ppo(TbpttPPO, T, 16, **options)
         model, replay = algorithm.actor, algorithm.gradient.actor
