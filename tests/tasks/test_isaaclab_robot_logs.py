@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
 
-pytestmark = pytest.mark.isaaclab
+pytestmark = [pytest.mark.isaaclab, pytest.mark.long]  # simulates 16 robots for 240 steps
 
 NUM_ENVS, NUM_STEPS = 16, 240
 TERMS = {
