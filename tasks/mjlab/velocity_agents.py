@@ -73,12 +73,12 @@ def memoryless_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunn
 
 
 def recurrent_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
-    """Return PPO from scratch on the student's observations, with mjlab's own critic."""
+    """Return PPO on the student's observations, from scratch or from a student."""
     cfg = teacher_cfg(terrain, scan=scan)
     cfg.run_name = "recurrent"
     cfg.obs_groups = {"actor": _seen(scan), "critic": ("critic",)}
     cfg.actor = _lstm(scan, init_std=1.0)
-    cfg.algorithm = TbpttPpoAlgorithmCfg()
+    cfg.algorithm = TbpttPpoAlgorithmCfg(student_action_std=0.2, critic_warmup_iterations=20)
     return cfg
 
 

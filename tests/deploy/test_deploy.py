@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def groups_of(bundle):
     return golden, {k[4:]: v for k, v in golden.items() if k.startswith("obs/")}
 
 
-def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
+def check_replay(bundle):
+    """Check that the bundle's stepper repeats the recording of the trained policy."""
     policy, (golden, groups) = Policy(bundle), groups_of(bundle)
     for step, starts in enumerate(golden["reset"]):
         if starts:
@@ -51,6 +53,16 @@ def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
         actions = policy.step({name: values[step] for name, values in groups.items()})
         np.testing.assert_allclose(actions, golden["actions"][step], atol=1e-5)
         np.testing.assert_allclose(policy.state["h_in"][:, 0], golden["h"][step], atol=1e-5)
+
+
+def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
+    check_replay(bundle)
+
+
+def test_the_published_student_of_go1_repeats_its_recording():
+    bundle = Path(__file__).parents[2] / "examples" / "go1_flat_student"
+    check_replay(bundle)
+    assert sum(file.stat().st_size for file in bundle.iterdir()) < 2.5e6
 
 
 def test_one_array_is_accepted_if_there_is_one_input(bundle):
