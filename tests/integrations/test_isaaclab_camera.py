@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-pytestmark = pytest.mark.isaaclab
+pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
 TASK = "Isaac-Cartpole-Camera"
 # Odd, so that a ray goes through the middle, because pole and cart are thinner than a pixel.

@@ -167,6 +167,7 @@ It runs in a separate process because it turns TorchScript off.
 """
 
 
+@pytest.mark.long
 def test_leapp_exports_all_groups_of_students_and_recurrent_actors():
     agents = [(task, key) for task in TASKS for key in (*STUDENTS, *PPO_WITH_MEMORY)]
     command = [sys.executable, "-W", "ignore", "-c", LEAPP_EXPORT, json.dumps(agents)]

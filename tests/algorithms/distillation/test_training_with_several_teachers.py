@@ -117,6 +117,6 @@ def start_of_rank(rank, config, folder):
             refused.lazy_teacher.start_training()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_missing_in_one_process_ends_all(tmp_path):
     run_ranks(start_of_rank, (save_teachers(tmp_path), str(tmp_path)), len(SHARES))

@@ -310,7 +310,7 @@ def run_rank(rank, path, folder):
     torch.save(coefs, f"{folder}/rank{rank}.pt")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_follow_the_mean_return_of_all_and_end_with_the_error_of_one(tmp_path):
     run_ranks(run_rank, (teacher_file(tmp_path), str(tmp_path)), 2)
     for rank in range(2):  # the mean is 5, half of what ends the imitation
