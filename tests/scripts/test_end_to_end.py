@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,70 +9,63 @@ from PIL import Image
 
 from rsl_tbptt.tools.platforms import child_environment, executable
 from rsl_tbptt.tools.simulate.play import HEADING, SIZE
+from scripts.pipeline.experiments import FINETUNE, load_experiment
+from scripts.pipeline.stages import train_command
 
 pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
 ITERATIONS = 3
 
 
-def run(*command):
+def run(*command, folder=None):
     """Run a program as a user does; its output is shown if it fails."""
     result = subprocess.run(
-        [*map(str, command)],
+        executable([*map(str, command)]),
         capture_output=True,
         text=True,
         check=False,
+        cwd=folder,
         env=child_environment("cpu"),
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
 
 
-def run_script(repository, name, *arguments):
-    """Run a script of this repository."""
-    return run(sys.executable, repository / "scripts" / f"{name}.py", *arguments)
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Train a policy of an experiment by Isaac Lab's command; return its output and checkpoint."""
+    folder, experiment = tmp_path_factory.mktemp("run"), load_experiment(FINETUNE)
 
+    def trained(name, start=None, *overrides):
+        small = {"num_envs": 16, "iterations": ITERATIONS}
+        policy = experiment.policies[name].model_copy(update=small)
+        start = start and str(start)
+        words = train_command(experiment, policy, run_name=name, device="cpu", checkpoint=start)
+        output = run(*words, *overrides, folder=folder)
+        (checkpoint,) = folder.glob(f"logs/rsl_rl/*/*_{name}/model_{ITERATIONS - 1}.pt")
+        return output, checkpoint
 
-def checkpoint(folder, run_name):
-    """Return the checkpoint of a finished training."""
-    (found,) = folder.glob(f"logs/rsl_rl/*/*_{run_name}/model_{ITERATIONS - 1}.pt")
-    return found
+    return trained
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("run")
+def teacher(train):
+    return train("teacher")[1]
 
 
 @pytest.fixture(scope="module")
-def size(folder):
-    return ("--num-envs", 16, "--iterations", ITERATIONS, "--output", folder)
-
-
-@pytest.fixture(scope="module")
-def repository(request):
-    return request.config.rootpath
-
-
-@pytest.fixture(scope="module")
-def teacher(repository, folder, size):
-    run_script(repository, "train", *size)
-    return checkpoint(folder, "teacher")
-
-
-@pytest.fixture(scope="module")
-def student(repository, folder, size, teacher):
-    output = run_script(repository, "distill", "--teacher", teacher, *size)
+def student(train, teacher):
+    output, checkpoint = train("student", teacher)
     assert "Mean behavior loss" in output
-    return checkpoint(folder, "student")
+    return checkpoint
 
 
 @pytest.fixture(scope="module")
-def finetuned(repository, folder, size, student):
+def finetuned(train, student):
     warmup = "agent.algorithm.critic_warmup_iterations=1"
-    output = run_script(repository, "finetune", "--student", student, *size, warmup)
+    output, checkpoint = train("finetuned", student, warmup)
     assert "Mean surrogate loss" in output
-    return checkpoint(folder, "finetuned")
+    return checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +121,7 @@ def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_
 
 
 def test_student_is_exported(student, tmp_path):
-    run(*executable(["rsl-tbptt", "export"]), "--checkpoint", student, "--output", tmp_path)
+    run("rsl-tbptt", "export", "--checkpoint", student, "--output", tmp_path)
     exported = json.loads((tmp_path / "policy.json").read_text())
     assert max(exported["max_difference"].values()) < 1e-4
     assert "one robot of Tbptt-Cartpole-Occluded" in exported["golden"]

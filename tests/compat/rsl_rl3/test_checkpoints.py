@@ -88,6 +88,7 @@ def test_the_actor_of_a_ppo_run_becomes_the_teacher(student, tmp_path):
         teacher_checkpoint=saved(tmp_path, checkpoint),
     )
     assert algorithm.policy.loaded_teacher
+    algorithm.lazy_teacher.start_training()
     state = algorithm.policy.state_dict()
     for key in ("0.weight", "0.bias", "2.weight"):
         assert torch.equal(state[f"teacher.{key}"], checkpoint["model_state_dict"][f"actor.{key}"])
