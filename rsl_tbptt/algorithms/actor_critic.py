@@ -18,14 +18,14 @@ from rsl_tbptt.algorithms.extensions.symmetry import ACTOR, CRITIC, MirroredRobo
 from rsl_tbptt.algorithms.frames import FrameObs, deduplicate_frames
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.policy_losses import PolicyLoss, labels_of, mean_and_scale, value_loss
+from rsl_tbptt.algorithms.policy_losses import PolicyLoss, mean_and_scale, value_loss
 from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Batch, Rollout
+from rsl_tbptt.core.rollout import Batch, Rollout, labels_of
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import action_head, distribution_head
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -176,13 +175,7 @@ class DistillationRollouts(Algorithm, Distillation):
                 if an option does not fit the environments, the teacher's file cannot be loaded, or
                 a runner's student has no distribution.
         """
-        if self.model_configs is not None and self._raw_student.distribution is None:
-            raise ValueError(
-                "student.distribution_cfg is None, expected a distribution, such as"
-                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
-                " logs its standard deviation."
-            )
-        self._start_training(partial(self.options.check_training, self.storage.num_envs))
+        self._start_training(self._check_training)
         if self.storage.step == 0:
             self.experience.begin_rollout()
         obs = self._begin_step(obs)
@@ -192,6 +185,20 @@ class DistillationRollouts(Algorithm, Distillation):
         self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
         return self.transition.actions.clone()  # the environment may change them
+
+    def _check_training(self) -> None:
+        """Check the student and the options against the size of a training.
+
+        Raises:
+            ValueError: See :meth:`act`.
+        """
+        if self.model_configs is not None and self._raw_student.distribution is None:
+            raise ValueError(
+                "student.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                " logs its standard deviation."
+            )
+        self.options.check_training(self.storage.num_envs)
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict

@@ -285,7 +285,7 @@ class DistillationOptions(TeacherOptions, HeldOutOptions, WeightOptions, Average
             warnings.warn(
                 f"teacher_action_share is {self.teacher_action_share}, which has no effect: of"
                 f" num_envs, {num_envs}, it rounds to none. Raise one of them.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

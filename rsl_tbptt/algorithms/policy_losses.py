@@ -15,10 +15,9 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.rollout import Labels, generalized_advantages
+from rsl_tbptt.core.rollout import Labels, generalized_advantages, params_in
 from rsl_tbptt.user_functions import values_with_gradient
 
-Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
 
 
@@ -90,7 +89,7 @@ class PolicyLoss:
         penalized = options.policy_loss == "kl_penalty"
         with torch.set_grad_enabled(penalized):
             params = [_of_originals(param, labels) for param in actor.output_distribution_params]
-            kl = actor.get_kl_divergence(_params_in(labels, "old"), tuple(params))
+            kl = actor.get_kl_divergence(params_in(labels, "old"), tuple(params))
         reported = {"entropy": entropy, "kl": kl}
         if penalized:
             surrogate = losses.penalized_surrogate(
@@ -104,7 +103,7 @@ class PolicyLoss:
             reported["clip_fraction"] = losses.is_clipped(log_prob, labels["log_prob"], *clips)
         reported["surrogate"] = surrogate
         loss = surrogate - options.entropy_coef * entropy
-        if teachers := _params_in(labels, "teacher"):
+        if teachers := params_in(labels, "teacher"):
             if options.teacher_loss == "mse":
                 distance = losses.mse(actor.output_mean, *teachers)
             elif options.teacher_loss == "nll":
@@ -191,13 +190,3 @@ def mean_and_scale(
     """Return offset and scale that normalise advantages as rsl_rl does. Shape: () each."""
     mean, std = ranks.mean_and_std(advantages, count)
     return mean, std + 1e-8
-
-
-def labels_of(whose: str, params: Params) -> dict[str, torch.Tensor]:
-    """Name the parameters of a distribution as labels."""
-    return {f"{whose}_param_{index}": param for index, param in enumerate(params)}
-
-
-def _params_in(labels: Labels, whose: str) -> Params:
-    """Return the parameters that ``labels_of`` named, or none."""
-    return tuple(label for name, label in labels.items() if name.startswith(f"{whose}_param_"))

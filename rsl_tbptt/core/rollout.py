@@ -164,3 +164,13 @@ def generalized_advantages(
     for t in reversed(range(len(steps) - 1)):
         steps[t].add_(steps[t + 1].masked_fill(ended[t], 0.0), alpha=gamma * lam)
     return advantages
+
+
+def labels_of(whose: str, params: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """Name the parameters of a distribution as labels. Leading shape of each: (T, N)."""
+    return {f"{whose}_param_{index}": param for index, param in enumerate(params)}
+
+
+def params_in(labels: Labels, whose: str) -> tuple[torch.Tensor, ...]:
+    """Return the parameters that :func:`labels_of` named, or none."""
+    return tuple(label for name, label in labels.items() if name.startswith(f"{whose}_param_"))

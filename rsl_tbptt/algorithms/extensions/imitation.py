@@ -20,6 +20,7 @@ from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.rollout import labels_of
 from rsl_tbptt.models.controller import (
     as_teacher,
     check_has_parameters,
@@ -246,7 +247,7 @@ class Imitation(Extension):
 
     def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the recorded values as labels."""
-        return {f"teacher_param_{index}": each for index, each in enumerate(self.params())}
+        return labels_of("teacher", self.params())
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return the recorded values by their names for a user."""
