@@ -10,7 +10,7 @@ from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.progress import clock
-from rsl_tbptt.tools.runs.report import Report, Row, Run, write_page
+from rsl_tbptt.tools.runs.report import Report, ReportedRun, Row, write_page
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.run import Record
 
@@ -152,7 +152,7 @@ def describe(
     return Report(
         heading=experiment.heading,
         lead=f"{results['task']}. {experiment.summary}",
-        runs=[Run(path, name) for name, path in trained.items()],
+        runs=[ReportedRun(path, name) for name, path in trained.items()],
         rows=rows,
         checks=results["acceptance"],
         videos=[(VIDEO.format(", ".join(experiment.policies)), folder / records["video"].output)],

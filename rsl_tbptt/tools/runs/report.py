@@ -56,7 +56,7 @@ CONDITIONS |= {"episodes": "{} episodes", "max_steps": "at most {} steps"}
 """What evaluations of a run may differ in, and how a row says it."""
 
 
-class Run(RunFacts):
+class ReportedRun(RunFacts):
     """A training in a report, with all results in its log folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -103,7 +103,7 @@ class Report:
 
     heading: str
     lead: str
-    runs: Sequence[Run]
+    runs: Sequence[ReportedRun]
     rows: Sequence[Row] = ()
     checks: Sequence[dict[str, Any]] = ()
     """Acceptance checks: ``passed`` and ``text``."""
@@ -137,7 +137,7 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
     if len({log.resolve() for log in logs}) < len(logs):
         raise ValueError(f"RUN is {[*map(str, folders)]}, expected each once: leave one out.")
     named = [*zip(logs, _names(logs), strict=True)]
-    runs = [Run(log, name) for log, name in track(named, "trainings")]
+    runs = [ReportedRun(log, name) for log, name in track(named, "trainings")]
     output = output_path(output or default, default, MARK)
     write_page(describe(runs), output)
     return output
@@ -204,7 +204,7 @@ def compare_evaluations(
     return {"evaluation": (f"{', '.join(compared)}: {tag}", wrong)} if compared else {}
 
 
-def describe(runs: Sequence[Run]) -> Report:
+def describe(runs: Sequence[ReportedRun]) -> Report:
     """Return the report of trainings from their folders."""
     rows = [
         Row(name=name, found=found, number=number)
@@ -224,7 +224,7 @@ def describe(runs: Sequence[Run]) -> Report:
     )
 
 
-def named_evaluations(run: Run) -> list[tuple[str, dict[str, Any]]]:
+def named_evaluations(run: ReportedRun) -> list[tuple[str, dict[str, Any]]]:
     """Return a run's evaluations, each named by what differs between them, or else by its file."""
     found = [*run.evaluations.values()]
     differing = [key for key in CONDITIONS if len({str(each.get(key)) for each in found}) > 1]
