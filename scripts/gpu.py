@@ -19,10 +19,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.machine import machine, versions
+from scripts.pipeline.run import TIME_IS_UP
 
 PATIENCE = 3
 """A portion is stopped after so many times its planned minutes."""
@@ -41,6 +43,9 @@ PROFILES = (
     ("ppo", ("--gradient-length", "24", "--done-rate", "0.002", "--num-learning-epochs", "5")),
 )
 """The agents' usual cases, whose updates are profiled."""
+
+SLICE = 5
+"""Minutes of one run of the study of Go1, which goes on with the next run of this script."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ class Portion:
         ) as process:
             try:
                 printed, _ = process.communicate(timeout=60 * minutes)
-                status = "failed" if process.returncode else "passed"
+                ends = {0: "passed", TIME_IS_UP: "goes on next time"}
+                status = ends.get(process.returncode, "failed")
             except BaseException as error:  # Ctrl+C does not reach the child's own session
                 os.killpg(process.pid, signal.SIGKILL)  # its own children, too
                 if not isinstance(error, subprocess.TimeoutExpired):
@@ -116,6 +122,10 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
             case = ("--algorithm", algorithm, *options, *size, *own)
             yield Portion(f"profile-{algorithm}-{precision}", 1, (*benchmark, "profile", *case))
     yield Portion("host", 1, (*benchmark, "host", "--device", device))
+    if find_spec("mjlab"):
+        study = (python, "-m", "scripts.pipeline.curves", "configs/go1_curves.yaml")
+        options = ("--device", device, "--output", str(output / "go1"), "--minutes", str(SLICE))
+        yield Portion("go1", SLICE, (*study, *options, *(("--quick",) if quick else ())))
 
 
 def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float = math.inf) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -206,7 +206,20 @@ class EpisodicPolicy:
 
 
 class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
-    """mjlab's runner for policies with memory, which also loads a GPU's checkpoint on a CPU."""
+    """mjlab's runner for policies with memory, which also loads a GPU's checkpoint on a CPU.
+
+    For comparison ``--agent.algorithm.class-name PPO`` trains with rsl_rl's PPO: options that
+    it lacks are left out.
+    """
+
+    def __init__(self, env: RslRlVecEnvWrapper, train_cfg: dict[str, Any], *args: Any) -> None:
+        """Build models, algorithm and logger; the arguments are those of mjlab's runner."""
+        algorithm = train_cfg["algorithm"]
+        if algorithm["class_name"] == "PPO":
+            names = {option.name for option in fields(RslRlPpoAlgorithmCfg)}
+            known = {name: value for name, value in algorithm.items() if name in names}
+            train_cfg = {**train_cfg, "algorithm": known}
+        super().__init__(env, train_cfg, *args)
 
     def load(
         self,

@@ -47,6 +47,11 @@ class Policy(Section):
 
     None trains the policy from scratch.
     """
+    run: str | None = None
+    """Log folder of a policy that was trained before, relative to the repository.
+
+    It is copied, and nothing is trained; iterations and environments are those of its training.
+    """
     task_overrides: list[str] = []
     """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``.
 
@@ -76,6 +81,8 @@ class Evaluation(Section):
 
     episodes: int = Field(ge=2)
     """Number of fresh episodes, one per environment; an interval needs at least 2."""
+    max_steps: PositiveInt | None = None
+    """Steps after which an episode is counted as it is. None means the whole episode."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
 

@@ -1,6 +1,7 @@
 """Compare how policies learned with every seed with the teacher of their seed, in tables."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
+from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
 from rsl_tbptt.tools.templates import fill
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
-from scripts.pipeline.stages import early
+from scripts.pipeline.stages import early, log_folders
 from scripts.pipeline.sweep import Sweep, seeded
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
@@ -40,16 +42,28 @@ class Learning:
     """Environment steps of one iteration in all environments."""
     num_earlier_steps: int
     """Environment steps of the student that it started from; a teacher's do not count."""
-    evaluated_return: float
+    evaluation: dict[str, Any]
+    """Its result of ``rsl-tbptt evaluate``."""
     evaluated: Curve = field(default_factory=dict)
     """Mean episode return in evaluations during training, by iterations done."""
-    head_errors: dict[str, float] = field(default_factory=dict)
-    """Errors of its auxiliary heads by name: root mean squares, in the target's unit."""
+    collecting: Curve = field(default_factory=dict)
+    """Seconds of each rollout, by iterations done."""
+    learning: Curve = field(default_factory=dict)
+    """Seconds of each update, by iterations done."""
+    num_parameters: int | None = None
+    """Of the policy, without its critic."""
+    gpu_memory_gb: float | None = None
+    """Largest memory in use on the GPU in training."""
+
+    @property
+    def evaluated_return(self) -> float:
+        """The mean return of the evaluation."""
+        return self.evaluation["mean_return"]
 
     @property
     def final_return(self) -> float:
-        """The last mean episode return in training."""
-        return self.curve[max(self.curve)]
+        """The last mean episode return in training; a copied run has that of the evaluation."""
+        return self.curve[max(self.curve)] if self.curve else self.evaluated_return
 
     @property
     def num_steps(self) -> int:
@@ -58,7 +72,7 @@ class Learning:
 
 
 Row = dict[str, Any]
-"""A policy with one seed, by :data:`COLUMNS` and extra headings; see :func:`compare`."""
+"""A policy with one seed, by :data:`COLUMNS`, :data:`COSTS` and extra headings."""
 COLUMNS = {
     "policy": ("policy", "{}"),
     "seed": ("seed", "{}"),
@@ -68,7 +82,21 @@ COLUMNS = {
     "converged": ("converged after", "{:g}"),
     "lowest": (f"lowest after {KEPT:.0%}", "{:.0%}"),
 }
-"""Heading and format of the columns that both tables show."""
+"""Heading and format of the columns that the first and the last table show."""
+GOALS = (0.9, 0.97)
+"""Shares of the teacher's return whose cost is shown."""
+COSTS = {
+    "policy": ("policy", "{}"),
+    "falls": ("falls", "{:.1%}"),
+    "velocity_error": ("velocity error, m/s", "{:.3f}"),
+    "parameters": ("parameters", "{:,}"),
+    **{f"steps_{goal}": (f"million steps to {goal:.0%}", "{:.2f}") for goal in GOALS},
+    **{f"seconds_{goal}": (f"seconds to {goal:.0%}", "{:.0f}") for goal in GOALS},
+    "collecting": ("seconds collecting", "{:.0f}"),
+    "learning": ("seconds learning", "{:.0f}"),
+    "gpu_memory": ("GPU memory, GB", "{:.1f}"),
+}
+"""Heading and format of the columns of the table of costs."""
 
 
 def read_learnings(
@@ -89,28 +117,51 @@ def read_learnings(
     for seed in sweep.seeds:
         spent: dict[str | None, int] = {}
         for name, policy in experiment.policies.items():
-            checkpoint = folder / records[seeded(name, seed)].output
-            iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
-            evaluation = read_evaluation(folder, seeded(name, seed))
+            record = records.get(seeded(name, seed))
+            if record is None or f"evaluate-{seeded(name, seed)}" not in records:
+                continue
+            checkpoint = folder / str(record.output)
+            curves = _read_training(folder, seeded(name, seed), record.began_at)
             learning = Learning(
                 policy=name,
                 seed=seed,
-                curve={i + 1: value for i, value in zip(iterations, returns, strict=True)},
+                curve=curves.get("Train/mean_reward", {}),
+                collecting=curves.get("Perf/collection_time", {}),
+                learning=curves.get("Perf/learning_time", {}),
                 iterations=policy.iterations,
                 steps_per_iteration=(policy.num_envs or experiment.num_envs)
                 * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
-                evaluated_return=evaluation["mean_return"],
+                evaluation=read_evaluation(folder, seeded(name, seed)),
                 evaluated={
                     after: read_evaluation(folder, early(seeded(name, seed), after))["mean_return"]
                     for after in sorted(sweep.evaluate_after.get(name, ()))
+                    if f"evaluate-{early(seeded(name, seed), after)}" in records
                 },
-                head_errors={n: error["rmse"] for n, error in evaluation["auxiliary"].items()},
+                num_parameters=_num_parameters(checkpoint),
+                gpu_memory_gb=record.gpu_memory_gb,
             )
             if name != experiment.teacher:
                 spent[name] = learning.num_steps
             learnings.append(learning)
     return learnings
+
+
+def _read_training(folder: Path, name: str, began_at: float) -> dict[str, Curve]:
+    """Read a training's curves, by tag; each part of a training repeats its first iteration."""
+    found: dict[str, Curve] = defaultdict(dict)
+    for number, run in enumerate(log_folders(folder, name, began_at), 1):
+        for tag, (iterations, values) in read_curves(run).items():
+            found[tag] |= {i + number: value for i, value in zip(iterations, values, strict=True)}
+    return found
+
+
+def _num_parameters(checkpoint: Path) -> int:
+    """Return the number of a policy's weights, without its normaliser and noise."""
+    loaded = read_checkpoint(str(checkpoint), "cpu")
+    state_dict = loaded.get("student_state_dict") or loaded["actor_state_dict"]
+    others = ("obs_normalizer", "distribution")
+    return sum(value.numel() for n, value in state_dict.items() if not n.startswith(others))
 
 
 def converged_after(curve: Curve, measure: float) -> int | None:
@@ -184,9 +235,33 @@ def _compare(learning: Learning, teacher: Learning) -> Row:
         "converged": converged_after(curve, teacher.final_return),
         "lowest": lowest_share(curve, teacher.final_return),
     }
-    row |= {f"error of {head}": error for head, error in learning.head_errors.items()}
+    heads = learning.evaluation["auxiliary"].items()
+    row |= {f"error of {head}": error["rmse"] for head, error in heads}
     if learning.evaluated:
         row[f"evaluated at {KEPT:.0%} from"] = kept_from(learning.evaluated, returned)
+    return row | _costs(learning, teacher.final_return)
+
+
+def _costs(learning: Learning, goal: float) -> Row:
+    """Return the values of a policy's :data:`COSTS`; None if one is unknown or never reached."""
+    evaluation, seconds, spent = learning.evaluation, dict[int, float](), 0.0
+    for done, collecting in learning.collecting.items():
+        spent += collecting + learning.learning.get(done, 0.0)
+        seconds[done] = spent
+    timed_out = evaluation.get("timed_out")
+    row: Row = {
+        "falls": None if timed_out is None else 1 - timed_out,
+        "velocity_error": evaluation.get("velocity_error"),
+        "parameters": learning.num_parameters,
+        "collecting": sum(learning.collecting.values()) or None,
+        "learning": sum(learning.learning.values()) or None,
+        "gpu_memory": learning.gpu_memory_gb,
+    }
+    for share in GOALS:
+        near = (done for done, value in learning.curve.items() if value >= share * goal > 0)
+        first = next(near, None)
+        steps = first and learning.num_earlier_steps + first * learning.steps_per_iteration
+        row |= {f"steps_{share}": steps and steps / 1e6, f"seconds_{share}": seconds.get(first)}
     return row
 
 
@@ -249,6 +324,8 @@ def format_markdown(rows: list[Row], teacher: str, sweep: Sweep) -> str:
         policies=_table(
             [_cells(group) | means(group, rows, sweep) | judge(group, sweep) for group in groups]
         ),
+        costs=_table([_cells(group, COSTS) for group in groups]),
+        goals=" and ".join(f"{goal:.0%}" for goal in GOALS),
         seeds=_table([_cells([row]) for group in groups for row in group]),
         teacher=teacher,
         reached=f"{REACHED:.0%}",
@@ -262,11 +339,14 @@ def _table(rows: list[dict[str, str]]) -> str:
     return tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
 
 
-def _cells(group: list[Row]) -> dict[str, str]:
-    """Return the smallest and largest values of a policy's seeds by heading."""
+def _cells(group: list[Row], columns: dict[str, tuple[str, str]] | None = None) -> dict[str, str]:
+    """Return the smallest and largest values of a policy's seeds by heading.
+
+    Without ``columns`` these are :data:`COLUMNS` and the extra ones.
+    """
     cells = {}
-    for name in group[0]:
-        heading, form = COLUMNS.get(name, (name, "{:.4g}"))
+    for name in columns or (name for name in group[0] if name in COLUMNS or name not in COSTS):
+        heading, form = (columns or COLUMNS).get(name, (name, "{:.4g}"))
         values = [row[name] for row in group]
         found = sorted(value for value in values if value is not None)
         ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))

@@ -2,23 +2,26 @@
 
 A finished stage writes ``stages/<name>.json`` into the run folder. It is not run again if its
 command is the same, its result is still there, and no stage that it reads from ran again. The
-command names all settings and the files that the stage reads.
+command names all settings and the files that the stage reads. A training whose time was up goes on
+from its newest checkpoint when it is run again.
 """
 
 import argparse
 import json
+import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
-from threading import Event
+from threading import TIMEOUT_MAX, Event, Timer
 
 from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.platforms import child_environment, executable
@@ -28,6 +31,8 @@ LOOK_SECONDS = 1.0
 """Time between two looks into a command's log for its progress."""
 GRACE_SECONDS = 10.0
 """Time that a terminated command has before it is killed."""
+TIME_IS_UP = 75
+"""Exit status of a script that has stages left: try again (sysexits.h, EX_TEMPFAIL)."""
 
 
 class StageError(RuntimeError):
@@ -45,26 +50,39 @@ class Stage:
     """Returns the command, given the results of earlier stages as paths in the run folder."""
     output: str
     """Pattern of the result's path, relative to the run folder; the newest match is the result."""
+    rest: "Callable[[Path, float], Stage | None]" = lambda folder, began_at: None
+    """Returns a stage that goes on where this one was broken off, if it can.
+
+    It takes the run folder and the time at which the stage first began.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Result and cost of a finished stage."""
+    """Result and cost of a stage; its seconds and peaks are of all attempts."""
 
-    output: str
-    """Path of its result, relative to the run folder."""
+    output: str | None = None
+    """Path of its result, relative to the run folder; None if the stage was broken off."""
     command: str
-    seconds: float
-    peak_memory_gb: float
+    seconds: float = 0.0
+    peak_memory_gb: float = 0.0
     """Largest resident memory of the command or one of its children, in 10^9 bytes."""
-    finished_at: float
+    gpu_memory_gb: float | None = None
+    """Largest memory in use on the GPU, other programs included, in 10^9 bytes."""
+    began_at: float
+    """Seconds since the epoch."""
+    finished_at: float | None = None
     """Seconds since the epoch."""
 
 
 def run_stages(
-    stages: Sequence[Stage], folder: Path, device: str, jobs: int | None = None
+    stages: Sequence[Stage],
+    folder: Path,
+    device: str,
+    jobs: int | None = None,
+    minutes: float = math.inf,
 ) -> dict[str, Record]:
-    """Run every stage that is not finished.
+    """Run every stage that is not finished, earlier ones first.
 
     Args:
         stages: The stages in order.
@@ -72,9 +90,10 @@ def run_stages(
         device: Device that the commands compute on.
         jobs: Number of stages that run at a time. None means two on a CPU, where each uses one
             core, and one on a GPU.
+        minutes: Time after which running commands are ended.
 
     Returns:
-        The stages' records by name.
+        The records of the finished stages by name: all, unless the time was up.
 
     Raises:
         ValueError: If ``jobs`` is below 1, or the folder cannot be written.
@@ -85,28 +104,35 @@ def run_stages(
         raise ValueError(f"--jobs is {jobs}, expected at least 1.")
     output_path(folder / "stages", Path("stages"))
     print(f"Run folder {folder}: commands run there, their output is in stages/*.log\n")
-    titles = {s.name: f"[{number}/{len(stages)}] {s.name}" for number, s in enumerate(stages, 1)}
-    by_name, records = {stage.name: stage for stage in stages}, dict[str, Record]()
+    titles = [f"[{number}/{len(stages)}] {s.name}" for number, s in enumerate(stages, 1)]
+    numbers, records = {s.name: number for number, s in enumerate(stages)}, dict[str, Record]()
     graph = TopologicalSorter({stage.name: stage.needs for stage in stages})
     graph.prepare()
-    running, stop = dict[Future[Record], str](), Event()
-    with ThreadPoolExecutor(jobs or (2 if device == "cpu" else 1)) as pool:
+    ready, running, stop = list[int](), dict[Future[Record], str](), Event()
+    timer = Timer(min(60 * minutes, TIMEOUT_MAX), stop.set)
+    timer.start()
+    with ThreadPoolExecutor(jobs := jobs or (2 if device == "cpu" else 1)) as pool:
         try:
-            while graph.is_active():
-                for name in graph.get_ready():
-                    stage = by_name[name]
+            while graph.is_active() and not stop.is_set():
+                ready = sorted([*ready, *(numbers[name] for name in graph.get_ready())])
+                while ready and len(running) < jobs:
+                    stage, title = stages[ready[0]], titles[ready.pop(0)]
                     needs = {need: records[need] for need in stage.needs}
-                    arguments = (stage, titles[name], folder, device, needs, stop)
-                    running[pool.submit(_run, *arguments)] = name
+                    arguments = (stage, title, folder, device, needs, stop)
+                    running[pool.submit(_run, *arguments)] = stage.name
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    name = running.pop(future)
-                    records[name] = future.result()
-                    graph.done(name)
+                    name, record = running.pop(future), future.result()
+                    if record.output is not None:
+                        records[name] = record
+                        graph.done(name)
+            for future, name in running.items():
+                records |= {name: future.result()} if future.result().output else {}
         except BaseException:
             stop.set()
-            pool.shutdown(cancel_futures=True)
             raise
-    return {stage.name: records[stage.name] for stage in stages}
+        finally:
+            timer.cancel()
+    return {stage.name: records[stage.name] for stage in stages if stage.name in records}
 
 
 def _run(
@@ -117,19 +143,23 @@ def _run(
     Raises:
         StageError: If its command fails or leaves no result.
     """
-    command = stage.command({name: need.output for name, need in needs.items()})
+    command = stage.command({name: str(need.output) for name, need in needs.items()})
     shown, file = shlex.join(command), folder / "stages" / f"{stage.name}.json"
     record = read_record(folder, stage.name)
     if (
-        record is not None
-        and record.command == shown
-        and all(need.finished_at < record.finished_at for need in needs.values())
-        and (folder / record.output).exists()
+        record is None
+        or record.command != shown
+        or any((need.finished_at or math.inf) >= record.began_at for need in needs.values())
+        or (record.output is not None and not (folder / record.output).exists())
     ):
+        record = Record(command=shown, began_at=time.time())
+    elif record.output is not None:
         print(f"{title}: finished before in {clock(record.seconds)}, reused", flush=True)
         return record
-    file.unlink(missing_ok=True)
-    print(f"{title}\n  {shown}", flush=True)
+    elif rest := stage.rest(folder, record.began_at):
+        command, stage = rest.command({}), rest
+    write_json(file, asdict(record))
+    print(f"{title}\n  {shlex.join(command)}", flush=True)
     began, log = time.time(), file.with_suffix(".log")
     with log.open("wb") as written:
         process = subprocess.Popen(
@@ -139,30 +169,36 @@ def _run(
             stdout=written,
             stderr=subprocess.STDOUT,
         )
-    peak_bytes = _wait(process, title, log, stop)
+    peak_bytes, gpu_bytes = _wait(process, title, log, stop, device)
+    gpu_memory = max(gpu_bytes / 1e9, record.gpu_memory_gb or 0.0)
+    record = replace(
+        record,
+        seconds=round(record.seconds + time.time() - began, 1),
+        peak_memory_gb=round(max(peak_bytes / 1e9, record.peak_memory_gb), 2),
+        gpu_memory_gb=round(gpu_memory, 2) if gpu_memory else None,
+    )
     found = [path for path in folder.glob(stage.output) if path.stat().st_mtime >= began]
-    if process.returncode != 0 or not found:
+    if process.returncode == 0 and found:
+        output = max(found, key=lambda path: path.stat().st_mtime).relative_to(folder).as_posix()
+        record = replace(record, output=output, finished_at=time.time())
+        peak = f"peak memory {record.peak_memory_gb:.2f} GB"
+        print(f"{title}  done in {clock(record.seconds)}, {peak}", flush=True)
+    elif not stop.is_set():
+        file.unlink()
         reason = f"failed with status {process.returncode}"
         if process.returncode == 0:
             reason = f"left no result: {stage.output} was not written"
         last_lines = log.read_text("utf-8", errors="replace").splitlines()[-25:]
         raise StageError("\n".join([*last_lines, "", f"{stage.name} {reason}: see {log}"]))
-    record = Record(
-        output=max(found, key=lambda path: path.stat().st_mtime).relative_to(folder).as_posix(),
-        command=shown,
-        seconds=round(time.time() - began, 1),
-        peak_memory_gb=round(peak_bytes / 1e9, 2),
-        finished_at=time.time(),
-    )
     write_json(file, asdict(record))
-    peak = f"peak memory {record.peak_memory_gb:.2f} GB"
-    print(f"{title}  done in {clock(record.seconds)}, {peak}", flush=True)
     return record
 
 
-def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) -> int:
-    """Wait until a command ends, print its progress, and return its peak memory in bytes."""
-    progress, looked = None, time.monotonic()
+def _wait(
+    process: subprocess.Popen[bytes], title: str, log: Path, stop: Event, device: str
+) -> tuple[int, int]:
+    """Wait until a command ends and print its progress; return its peak memory and the GPU's."""
+    progress, looked, gpu_bytes = None, time.monotonic(), 0
     # wait4 instead of Popen.poll, because it returns the peak memory of this child alone.
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         if stop.wait(0.05):
@@ -172,11 +208,24 @@ def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            return 0
+            return 0, gpu_bytes
         if time.monotonic() - looked >= LOOK_SECONDS:
             progress, looked = _look(log, title, progress), time.monotonic()
+            gpu_bytes = max(gpu_bytes, _used_gpu_bytes(device))
     process.returncode = os.waitstatus_to_exitcode(ended[1])
-    return ended[2].ru_maxrss * 1024  # Linux counts in 1024 bytes
+    return ended[2].ru_maxrss * 1024, gpu_bytes  # Linux counts in 1024 bytes
+
+
+def _used_gpu_bytes(device: str) -> int:
+    """Return the memory in use on a GPU, by all programs; 0 on a CPU."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not shutil.which("nvidia-smi"):
+        return 0
+    query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    told = subprocess.run(
+        ["nvidia-smi", f"--id={index or 0}", *query], capture_output=True, text=True, check=False
+    )
+    return int(told.stdout) * 2**20 if told.stdout.strip().isdigit() else 0  # it counts in MiB
 
 
 def _look(log: Path, title: str, progress: Progress | None) -> Progress | None:
@@ -200,12 +249,15 @@ def read_record(folder: Path, name: str) -> Record | None:
         return None
 
 
-def run_script(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None]) -> int:
+def run_script(
+    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], bool | None]
+) -> int:
     """Run a script that runs stages.
 
     Args:
         parser: Parser with the options of this script only.
-        work: Function to call with the command line, whose ``output`` is the run folder.
+        work: Function to call with the command line, whose ``output`` is the run folder. It returns
+            whether all is done; None counts as done.
 
     Returns:
         The exit status. If the work ends early, the reason is printed in one line.
@@ -219,7 +271,9 @@ def run_script(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespa
     args.output = (args.output or default_run(args.config)).resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends commands like Ctrl+C
     try:
-        work(args)
+        if work(args) is False:
+            print("\nthe time is up: run the same command again to continue", file=sys.stderr)
+            return TIME_IS_UP
     except KeyboardInterrupt:
         print("\ninterrupted: run the same command again to continue", file=sys.stderr)
         return 130

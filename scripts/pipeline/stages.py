@@ -3,8 +3,9 @@
 from functools import partial
 from pathlib import Path
 
+from rsl_tbptt.files import AGENT, read_config
 from rsl_tbptt.tools.platforms import Training, load_platform
-from scripts.pipeline.experiments import Experiment, Policy
+from scripts.pipeline.experiments import REPOSITORY, Experiment, Policy
 from scripts.pipeline.run import Stage
 
 CHECKPOINT = "{checkpoint}"
@@ -30,11 +31,12 @@ def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
 
 
 def policy_stages(experiment: Experiment, device: str) -> list[Stage]:
-    """Return the stages that train, then evaluate all policies; see :func:`pipeline_stages`."""
-    return [
-        *(_training(experiment, name, device) for name in experiment.policies),
-        *(evaluation_stage(experiment, name, device) for name in experiment.evaluated),
-    ]
+    """Return the stages that train and evaluate the policies; see :func:`pipeline_stages`."""
+    evaluations = {n: evaluation_stage(experiment, n, device) for n in experiment.evaluated}
+    stages = []
+    for name in experiment.policies:
+        stages += [_training(experiment, name, device), evaluations.pop(name)]
+    return [*stages, *evaluations.values()]
 
 
 def train_command(
@@ -80,12 +82,44 @@ def _training(experiment: Experiment, name: str, device: str) -> Stage:
     policy = experiment.policies[name]
     train = partial(train_command, experiment, policy, run_name=name, device=device)
     start = policy.starts_from
+    if policy.run is not None:
+        return _published(name, REPOSITORY / policy.run)
+    task = load_platform(experiment.platform).task_id(experiment.task, policy.agent)
     return Stage(
         name=name,
         needs=(start,) if start else (),
         command=lambda outputs: train(checkpoint=outputs[start] if start else None),
         output=f"{_log_folder(name)}/model_{policy.iterations - 1}.pt",
+        rest=partial(_rest, name, task),
     )
+
+
+def _published(name: str, run: Path) -> Stage:
+    """Return the stage that copies the log folder of a policy that was trained before."""
+    experiment = read_config(run / AGENT)["experiment_name"]
+    copy = f"logs/rsl_rl/{experiment}/2000-01-01_00-00-00_{name}"
+    code = "import shutil, sys; shutil.copytree(*sys.argv[1:], copy_function=shutil.copyfile)"
+    return Stage(
+        name=name,
+        command=lambda _: ["python", "-c", code, str(run), copy],
+        output=f"{_log_folder(name)}/model_*.pt",
+    )
+
+
+def _rest(name: str, task: str, folder: Path, began_at: float) -> Stage | None:
+    """Return the rest of a training that was broken off; None before its first checkpoint."""
+    runs = [run for run in log_folders(folder, name, began_at) if any(run.glob("model_*.pt"))]
+    if not runs:
+        return None
+    command = [*_tool("resume", str(runs[-1].relative_to(folder)), task=task), "--run"]
+    output = f"{_log_folder(f'{name}_resumed')}/model_*.pt"
+    return Stage(name=name, command=lambda _: command, output=output)
+
+
+def log_folders(folder: Path, name: str, began_at: float) -> list[Path]:
+    """Return the log folders of a training since it began, those in which it went on included."""
+    runs = [*folder.glob(_log_folder(name)), *folder.glob(_log_folder(f"{name}_resumed"))]
+    return sorted((r for r in runs if r.stat().st_mtime >= began_at), key=lambda run: run.name)
 
 
 def _log_folder(name: str) -> str:
@@ -106,8 +140,8 @@ def evaluation_stage(
     ablation = experiment.ablations.get(name)
     policy = name if ablation is None else ablation.policy
     trained = experiment.policies[policy]
-    overrides = [*trained.task_overrides, *([ablation.override] if ablation else [])]
-    settings = {**experiment.evaluation.model_dump(), "overrides": overrides}
+    overrides = _task_overrides(experiment, policy) + ([ablation.override] if ablation else [])
+    settings = {**experiment.evaluation.model_dump(exclude_none=True), "overrides": overrides}
     task = load_platform(experiment.platform).task_id(experiment.task, trained.agent)
     where = {"platform": experiment.platform, "task": task, "device": device, "output": output}
 
@@ -118,6 +152,12 @@ def evaluation_stage(
         return _tool("evaluate", checkpoint=checkpoint, **where, **settings)
 
     return Stage(name=f"evaluate-{evaluated}", needs=(policy,), command=command, output=output)
+
+
+def _task_overrides(experiment: Experiment, policy: str) -> list[str]:
+    """Return a policy's task overrides; in mjlab none, as its tools read them from the log."""
+    overrides = experiment.policies[policy].task_overrides
+    return [] if experiment.platform == "mjlab" else overrides
 
 
 def early(name: str, after: int) -> str:
@@ -140,7 +180,7 @@ def _video(experiment: Experiment, device: str) -> Stage:
 def _memory(experiment: Experiment, device: str) -> Stage:
     """Return the measurement of the memory of the policy that is exported."""
     name = experiment.export.policy
-    options = {"device": device, "overrides": experiment.policies[name].task_overrides}
+    options = {"device": device, "overrides": _task_overrides(experiment, name)}
     return Stage(
         name="memory",
         needs=(name,),
@@ -154,7 +194,7 @@ def _export(experiment: Experiment, device: str) -> Stage:
     policy = experiment.export.policy
     options = experiment.export.model_dump(exclude={"policy"})
     options |= {"device": device, "output": "exported"}
-    options["overrides"] = experiment.policies[policy].task_overrides
+    options["overrides"] = _task_overrides(experiment, policy)
     return Stage(
         name="export",
         needs=(policy,),

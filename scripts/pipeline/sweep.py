@@ -5,7 +5,13 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from scripts.pipeline.experiments import Experiment, Section, load_experiment, read_section
+from scripts.pipeline.experiments import (
+    Experiment,
+    Policy,
+    Section,
+    load_experiment,
+    read_section,
+)
 from scripts.pipeline.run import Stage
 from scripts.pipeline.stages import evaluation_stage, policy_stages
 
@@ -19,9 +25,20 @@ class Variant(Section):
     like: str | None = None
     """Policy of the experiment. None means the one with the same name."""
     starts_from: str | None = None
+    run: str | None = None
     iterations: PositiveInt | None = None
+    num_envs: PositiveInt | None = None
     task_overrides: list[str] | None = None
     overrides: list[str] | None = None
+
+
+class Task(Section):
+    """One of several tasks of a sweep."""
+
+    task: str
+    """Registered task id, as in the experiment."""
+    times: PositiveInt = 1
+    """Factor of all policies' iterations."""
 
 
 class Sweep(Section):
@@ -33,6 +50,12 @@ class Sweep(Section):
     """Seeds of training. Every policy is trained with each seed."""
     policies: dict[str, Variant] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
+    tasks: dict[str, Task] = {}
+    """Tasks by name, which replace the experiment's; each has its own folder and teachers."""
+    num_envs: PositiveInt | None = None
+    """Environments in training. None means the experiment's number."""
+    episodes: int | None = Field(default=None, ge=2)
+    """Episodes of an evaluation. None means the experiment's number."""
     evaluate_after: dict[str, list[PositiveInt]] = Field(default={})
     """Extra evaluations after these iterations, by policy; ``save_interval`` has to save there."""
     at_least: dict[Measure, PositiveFloat] = Field(default={})
@@ -74,7 +97,44 @@ def load_sweep(path: Path) -> tuple[Sweep, Experiment]:
                 f"{path.name}: evaluate_after: {name} is {iterations}, expected a policy and"
                 f" iterations of its training: {lengths}."
             )
-    return sweep, experiment.model_copy(update={"policies": policies, "ablations": {}})
+    changes = {"policies": policies, "ablations": {}}
+    changes |= {"num_envs": sweep.num_envs} if sweep.num_envs else {}
+    if sweep.episodes:
+        changes["evaluation"] = experiment.evaluation.model_copy(
+            update={"episodes": sweep.episodes}
+        )
+    return sweep, experiment.model_copy(update=changes)
+
+
+def one_task_each(sweep: Sweep, experiment: Experiment) -> dict[str, Experiment]:
+    """Return a sweep's experiment for each of its tasks, by name; "" if it has only its own."""
+    if not sweep.tasks:
+        return {"": experiment}
+    return {
+        name: experiment.model_copy(
+            update={"task": variant.task, "policies": _longer(experiment.policies, variant.times)}
+        )
+        for name, variant in sweep.tasks.items()
+    }
+
+
+def _longer(policies: dict[str, Policy], times: int) -> dict[str, Policy]:
+    return {
+        name: policy.model_copy(update={"iterations": times * policy.iterations})
+        for name, policy in policies.items()
+    }
+
+
+def smallest(sweep: Sweep, experiment: Experiment) -> tuple[Sweep, Experiment]:
+    """Return a sweep and its experiment with one seed and sizes that only try the commands."""
+    tiny = {"iterations": 2, "num_envs": 8}
+    changes = {
+        "policies": {n: p.model_copy(update=tiny) for n, p in experiment.policies.items()},
+        "evaluation": experiment.evaluation.model_copy(update={"episodes": 2, "max_steps": 3}),
+    }
+    tasks = {n: task.model_copy(update={"times": 1}) for n, task in sweep.tasks.items()}
+    one = {"seeds": sweep.seeds[:1], "tasks": tasks, "evaluate_after": {}}
+    return sweep.model_copy(update=one), experiment.model_copy(update=changes)
 
 
 def one_seed_each(experiment: Experiment, seeds: list[int]) -> Experiment:

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from scripts.pipeline.experiments import DEMO, FINETUNE, REPOSITORY, load_experiment
-from scripts.pipeline.sweep import load_sweep, sweep_stages
+from scripts.pipeline.sweep import load_sweep, one_task_each, smallest, sweep_stages
 
 CONFIGS = REPOSITORY / "configs"
 CURVES = CONFIGS / "learning_curves.yaml"
@@ -109,7 +109,8 @@ def test_every_policy_has_every_seed_and_extra_evaluations(tmp_path):
     policies = ("teacher", "student", "finetuned", "scratch")
     names = [f"{policy}-{seed}" for seed in (3, 4) for policy in policies]
     early = [f"scratch-{seed}-after-{i}" for seed in (3, 4) for i in (1, 20)]
-    assert list(stages) == [*names, *(f"evaluate-{name}" for name in (*names, *early))]
+    in_turn = [stage for name in names for stage in (name, f"evaluate-{name}")]
+    assert list(stages) == [*in_turn, *(f"evaluate-{name}" for name in early)]
     starts = {"student-4": ("teacher-4",), "finetuned-3": ("student-3",), "scratch-3": ()}
     assert {name: stages[name].needs for name in starts} == starts
     command = stages["finetuned-4"].command({"student-4": "s/model_1.pt"})
@@ -120,3 +121,24 @@ def test_every_policy_has_every_seed_and_extra_evaluations(tmp_path):
     words = late.command({"scratch-4": "logs/x/model_149.pt"})
     assert "--checkpoint=logs/x/model_19.pt" in words
     assert "--output=evaluation/scratch-4-after-20.json" in words
+
+
+def test_tasks_have_the_same_policies_and_their_own_length(tmp_path):
+    tasks = {"short": {"task": "A"}, "long": {"task": "B", "times": 3}}
+    sweep, experiment = load_sweep(write_sweep(tmp_path, tasks=tasks, num_envs=5, episodes=7))
+    assert (experiment.num_envs, experiment.evaluation.episodes) == (5, 7)
+    one = one_task_each(sweep, experiment)
+    assert {name: each.task for name, each in one.items()} == {"short": "A", "long": "B"}
+    lengths = [one[name].policies["finetuned"].iterations for name in tasks]
+    assert lengths == [40, 120]
+    sweep, _ = load_sweep(write_sweep(tmp_path))
+    assert one_task_each(sweep, experiment) == {"": experiment}
+
+
+def test_a_quick_sweep_only_tries_its_commands(tmp_path):
+    file = write_sweep(tmp_path, evaluate_after={"scratch": [1]})
+    sweep, experiment = smallest(*load_sweep(file))
+    assert (len(sweep.seeds), sweep.evaluate_after) == (1, {})
+    assert {policy.iterations for policy in experiment.policies.values()} == {2}
+    (*_, evaluates) = sweep_stages(sweep, experiment, "cpu")
+    assert "--max-steps=3" in evaluates.command({evaluates.needs[0]: "x/model_1.pt"})

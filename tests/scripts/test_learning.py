@@ -2,10 +2,12 @@
 
 import math
 import re
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from rsl_tbptt.files import write_json
@@ -16,6 +18,7 @@ from scripts.pipeline.learning import (
     Learning,
     compare,
     converged_after,
+    format_markdown,
     judge,
     lowest_share,
     means,
@@ -37,7 +40,8 @@ DISTILLATION = SWEEP.model_copy(update={"at_least": {"lowest": 0.85}, "at_most":
 def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
     values: dict[str, Any] = {"iterations": 10, "steps_per_iteration": 100, "num_earlier_steps": 0}
     values |= {"curve": {5: 1.0, 10: 10.0} if curve is None else curve}
-    values |= {"policy": policy, "seed": seed, "evaluated_return": evaluated_return}
+    evaluation = {"mean_return": evaluated_return, "auxiliary": {}}
+    values |= {"policy": policy, "seed": seed, "evaluation": evaluation}
     return Learning(**(values | changes))
 
 
@@ -139,23 +143,22 @@ def records(tmp_path, experiment):
 
     records = {}
     for place, name in enumerate(experiment.policies):
-        log = tmp_path / "logs" / name
+        log = tmp_path / "logs" / "rsl_rl" / "e" / f"2026-01-01_00-00-00_{name}-7"
         with SummaryWriter(log_dir=str(log)) as writer:
             for iteration in range(2):
                 writer.add_scalar("Train/mean_reward", place + iteration, iteration)
         (log / "params").mkdir()
         (log / "params" / "agent.yaml").write_text(yaml.safe_dump({"num_steps_per_env": 10}))
-        (log / "model_1.pt").touch()
+        torch.save({"actor_state_dict": {"mlp.0.bias": torch.zeros(3)}}, log / "model_1.pt")
         heads = {"velocity": {"rmse": 0.5, "rmse_by_column": [0.5]}} if name == "student" else {}
         evaluation = {"mean_return": 5.0 + place, "auxiliary": heads}
         write_json(tmp_path / "evaluation" / f"{name}-7.json", evaluation)
         records[f"{name}-7"] = Record(
-            output=f"logs/{name}/model_1.pt",
+            output=f"{log.relative_to(tmp_path)}/model_1.pt",
             command="",
-            seconds=1.0,
-            peak_memory_gb=1.0,
-            finished_at=1.0,
+            began_at=0.0,
         )
+        records[f"evaluate-{name}-7"] = Record(output="", command="", began_at=0.0)
     return records
 
 
@@ -166,6 +169,7 @@ def test_stages_are_read(tmp_path, experiment, records):
     for after in (1, 2):
         file = tmp_path / "evaluation" / f"scratch-7-after-{after}.json"
         write_json(file, {"mean_return": float(after)})
+        records[f"evaluate-scratch-7-after-{after}"] = Record(output="", command="", began_at=0.0)
     learnings = {one.policy: one for one in read_learnings(tmp_path, experiment, sweep, records)}
     assert learnings["student"].curve == {1: 1.0, 2: 2.0}
     assert learnings["student"].steps_per_iteration == 3 * 10
@@ -175,16 +179,66 @@ def test_stages_are_read(tmp_path, experiment, records):
     students = 3 * 10 * experiment.policies["student"].iterations
     assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
     assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
-    assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]
+    assert [one.evaluation["auxiliary"] != {} for one in learnings.values()] == [False, True] + [
+        False
+    ] * 2
     evaluated = [[*one.evaluated.items()] for one in learnings.values()]
     assert evaluated == [[], [], [], [(1, 1.0), (2, 2.0)]]
 
 
+def test_costs_worked_by_hand():
+    evaluation = {"mean_return": 9.0, "auxiliary": {}, "timed_out": 0.75, "velocity_error": 0.25}
+    student = learning(
+        "student",
+        curve={1: 1.0, 2: 9.0, 3: 8.0, 4: 9.6},
+        evaluation=evaluation,
+        collecting={1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0},
+        learning={1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5},
+        num_earlier_steps=1_000_000,
+        num_parameters=410_508,
+        gpu_memory_gb=3.25,
+    )
+    (row,) = compared(student)
+    assert (row["steps_0.9"], row["seconds_0.9"]) == (1.0002, 4.0)
+    assert (row["steps_0.97"], row["seconds_0.97"]) == (None, None)
+    assert (row["falls"], row["velocity_error"]) == (0.25, 0.25)
+    assert (row["collecting"], row["learning"]) == (10.0, 2.0)
+    table = format_markdown([row], "teacher", SWEEP)
+    assert "| 410,508 | 1.00 |" in re.sub(" +", " ", table)
+
+
+def test_a_training_in_parts_has_one_curve(tmp_path, experiment, records):
+    """A part that goes on repeats the number of its checkpoint; what a killed one did is dropped."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    first = (tmp_path / records["scratch-7"].output).parent
+    rest = first.with_name("2026-01-02_00-00-00_scratch-7_resumed")
+    (rest / "params").mkdir(parents=True)
+    for name in ("params/agent.yaml", "model_1.pt"):
+        (rest / name).write_bytes((first / name).read_bytes())
+    with SummaryWriter(log_dir=str(rest)) as writer:
+        for iteration in (0, 1):
+            writer.add_scalar("Train/mean_reward", 7.0 + iteration, iteration)
+    output = (rest / "model_1.pt").relative_to(tmp_path).as_posix()
+    records["scratch-7"] = replace(records["scratch-7"], output=output)
+    sweep = SWEEP.model_copy(update={"seeds": [7]})
+    learnings = {one.policy: one for one in read_learnings(tmp_path, experiment, sweep, records)}
+    assert learnings["scratch"].curve == {1: 3.0, 2: 7.0, 3: 8.0}
+
+
+def test_policies_without_an_evaluation_are_left_out(tmp_path, experiment, records):
+    del records["evaluate-student-7"], records["finetuned-7"]
+    sweep = SWEEP.model_copy(update={"seeds": [7, 8]})
+    found = read_learnings(tmp_path, experiment, sweep, records)
+    assert [one.policy for one in found] == ["teacher", "scratch"]
+
+
 def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys):
-    def finished_before(stages, folder, device, jobs):
+    def finished_before(stages, folder, device, jobs, minutes):
         assert (folder, device, jobs) == (tmp_path, "cpu", 2)
-        names = {*records, *(f"evaluate-{name}" for name in records)}
-        assert {stage.name for stage in stages} == names
+        policies = [name for name in records if not name.startswith("evaluate")]
+        names = {*policies, *(f"evaluate-{name}" for name in policies)}
+        assert {stage.name for stage in stages} == names == {*records}
         return records
 
     monkeypatch.setattr(curves, "run_stages", finished_before)

@@ -66,6 +66,7 @@ class Run:
                 command=f"do {stage.name}",
                 seconds=61.0,
                 peak_memory_gb=1.5,
+                began_at=0.0,
                 finished_at=float(len(self.records)),
             )
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -116,7 +117,46 @@ def met(file):
 def assert_ended(folder):
     with pytest.raises(ProcessLookupError):
         os.kill(int((folder / "pid").read_text()), 0)
-    assert read_record(folder, "waits") is None
+    assert read_record(folder, "waits").output is None
+
+
+def goes_on(name, before):
+    """Return a stage that waits without end, and a rest that ends at once."""
+    rest = make_stage(name)
+    waits = make_stage(name, code="import time; time.sleep(60)")
+    return replace(waits, rest=lambda folder, began_at: rest if began_at < before() else None)
+
+
+def test_a_stage_whose_time_is_up_goes_on_and_its_cost_is_that_of_all_attempts(folder):
+    first, later = make_stage("first"), make_stage("later", "a")
+    stages = (first, goes_on("a", time.time), later)
+    assert [*run_stages(stages, folder, "cpu", 1, minutes=0.02)] == ["first"]
+    broken_off = read_record(folder, "a")
+    assert (broken_off.output, broken_off.finished_at) == (None, None)
+    assert run(folder, *stages) == ["a", "later"]
+    record = read_record(folder, "a")
+    assert record.began_at == broken_off.began_at
+    assert record.seconds > broken_off.seconds > 0
+    assert record.command == broken_off.command  # so that it is reused
+    assert run(folder, *stages) == []
+
+
+def test_a_stage_does_not_go_on_after_a_change_or_a_newer_input(folder):
+    never = goes_on("a", lambda: 0)
+    run_stages([never], folder, "cpu", 1, minutes=0.02)
+    assert run(folder, make_stage("a")) == ["a"]  # another command
+
+    teacher, student = make_stage("teacher"), goes_on("student", time.time)
+    student = replace(student, needs=("teacher",))
+    run_stages([teacher, student], folder, "cpu", 1, minutes=0.02)
+    (folder / "teacher.out").unlink()
+    assert [*run_stages([teacher, student], folder, "cpu", 1, minutes=0.02)] == ["teacher"]
+
+
+def test_earlier_stages_are_run_first(folder):
+    """Of what can run, not what became ready first."""
+    stages = (make_stage("a"), make_stage("after-a", "a"), make_stage("b"), make_stage("c", "b"))
+    assert run(folder, *stages) == ["a", "after-a", "b", "c"]
 
 
 def test_stages_that_do_not_need_each_other_run_at_the_same_time(folder):

@@ -1,15 +1,18 @@
 """An experiment's stages: their commands, their inputs, and the settings they depend on."""
 
+import os
 import shlex
+import time
 from pathlib import Path
 
 import pytest
 
 from rsl_tbptt.tools.commands.cli import command_parser
 from scripts.pipeline import __main__ as pipeline
-from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
+from scripts.pipeline.experiments import DEMO, FINETUNE, REPOSITORY, Policy, load_experiment
 from scripts.pipeline.run import run_stages
 from scripts.pipeline.stages import pipeline_stages, train_command
+from scripts.pipeline.sweep import load_sweep
 
 DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "camera"))
 
@@ -71,6 +74,40 @@ def test_a_training_leaves_the_checkpoint_of_its_last_iteration(tmp_path):
     object.__setattr__(student, "needs", ())
     object.__setattr__(student, "command", lambda _: ["python", "-c", body, *names])
     assert run_stages([student], tmp_path, "cpu")["student"].output == names[1]
+
+
+def test_a_training_that_was_broken_off_goes_on_in_its_newest_log_folder(tmp_path):
+    student = lay_out(load_experiment(DEMO_MJLAB))["student"]
+    began_at = time.time()
+    assert student.rest(tmp_path, began_at) is None
+    runs = [tmp_path / f"logs/rsl_rl/e/2026-01-0{n}_00-00-00_student" for n in (1, 2)]
+    runs.append(tmp_path / "logs/rsl_rl/e/2026-01-03_00-00-00_student_resumed")
+    for run in runs:
+        run.mkdir(parents=True)
+        os.utime(run, (began_at + 1, began_at + 1))
+    assert student.rest(tmp_path, began_at) is None  # no checkpoint yet
+    for run in runs[1:]:
+        (run / "model_7.pt").touch()
+        os.utime(run, (began_at + 1, began_at + 1))
+    os.utime(runs[2], (began_at - 9, began_at - 9))  # of an earlier training
+    rest = student.rest(tmp_path, began_at)
+    task = "--task=Tbptt-Cartpole-Occluded-Student"
+    assert rest.command({}) == ["rsl-tbptt", "resume", str(runs[1].relative_to(tmp_path)), task] + [
+        "--run"
+    ]
+    assert (tmp_path / "logs/rsl_rl/e/2026-01-04_00-00-00_student_resumed/model_9.pt").match(
+        rest.output
+    )
+
+
+def test_a_policy_that_was_trained_before_is_copied(tmp_path):
+    experiment = load_sweep(REPOSITORY / "configs" / "go1_curves_cpu.yaml")[1]
+    stages = {stage.name: stage for stage in pipeline_stages(experiment, "cpu")}
+    teacher = run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output
+    assert Path(teacher).parts[:3] == ("logs", "rsl_rl", "tbptt_go1_flat")
+    words = stages["student"].command({"teacher": teacher})
+    assert words[words.index("--agent.load-checkpoint") + 1] == Path(teacher).name
+    assert (tmp_path / teacher).with_name("params").is_dir()
 
 
 def changed(experiment, section, **changes):

@@ -330,9 +330,9 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 class EpisodeFacts:
-    """Collects how the first episodes of environments end, and their reward by terms.
+    """Collects how the first episodes of environments end, their reward, and how they move.
 
-    Isaac Lab's and mjlab's managers provide both by name. Other environments mark the episodes that
+    Isaac Lab's and mjlab's managers provide this by name. Other environments mark the episodes that
     ended by time in ``extras["time_outs"]``. Any environment can mark in ``extras["success"]``,
     shape (N,), bool, which of the episodes that end with a step succeeded.
     """
@@ -344,8 +344,13 @@ class EpisodeFacts:
         self._rewards = getattr(inner, "reward_manager", None)
         is_rate = getattr(self._rewards, "_scale_by_dt", True)  # mjlab's switch
         self._reward_seconds = inner.step_dt if self._rewards is not None and is_rate else 1.0
+        commands = getattr(inner, "command_manager", None)
+        terms = map(commands.get_term, commands.active_terms) if commands is not None else ()
+        self._velocity = next((term for term in terms if hasattr(term, "vel_command_b")), None)
         self._ends: dict[str, Any] = defaultdict(int)
         self._sums: dict[str, Any] = defaultdict(float)
+        self._velocity_error: Any = 0.0
+        self._num_moving: Any = 0
 
     def note(self, extras: Mapping[str, Any], running: torch.Tensor, dones: torch.Tensor) -> None:
         """Count one step of all environments.
@@ -364,6 +369,19 @@ class EpisodeFacts:
             sums = rewards.sum(0) * self._reward_seconds
             for name, value in zip(self._rewards.active_terms, sums, strict=True):
                 self._sums[name] += value
+        if self._velocity is not None:
+            moving = running & (dones == 0)  # others have been reset
+            self._velocity_error += torch.where(moving, self._distance(), 0.0).sum()
+            self._num_moving += moving.sum()
+
+    def _distance(self) -> torch.Tensor:
+        """Return how far each base's velocity in the plane is from the commanded one, in m/s."""
+        data = self._velocity.robot.data
+        # mjlab's name, then Isaac Lab's, whose 3.0 wraps tensors.
+        velocity = getattr(data, "root_link_lin_vel_b", None)
+        velocity = data.root_lin_vel_b if velocity is None else velocity
+        velocity = getattr(velocity, "torch", velocity)
+        return (self._velocity.vel_command_b[:, :2] - velocity[:, :2]).norm(dim=-1)
 
     def _reasons(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = {"success": extras["success"]} if "success" in extras else {}
@@ -384,7 +402,8 @@ class EpisodeFacts:
         Returns:
             JSON values: ``ended_by``, the share of episodes that ended for each reason, by name;
             ``timed_out``, the share that ended by time; ``success_rate``; and ``reward_terms``, the
-            mean sum of each term over an episode, by name. Unknown values are left out.
+            mean sum of each term over an episode, by name; and ``velocity_error`` in the plane, in
+            m/s, its mean over all steps. Unknown values are left out.
         """
         shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
         found: dict[str, Any] = {}
@@ -396,6 +415,8 @@ class EpisodeFacts:
         if self._sums:
             sums = self._sums.items()
             found["reward_terms"] = {name: float(value) / num_episodes for name, value in sums}
+        if self._num_moving:
+            found["velocity_error"] = float(self._velocity_error / self._num_moving)
         return found
 
     def _is_limit(self, reason: str) -> bool:
