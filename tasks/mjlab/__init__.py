@@ -56,23 +56,29 @@ _register(
         "Recurrent": (cartpole_camera_agents.recurrent_cfg(), TbpttMjlabRecurrentRunner),
     },
 )
-for _terrain, _scan in (("Flat", False), ("Rough", False), ("Rough", True)):
+for _terrain, _variant in (
+    ("Flat", ""),
+    ("Rough", ""),
+    ("Rough", "Scan"),
+    ("Flat", "Randomized"),
+    ("Rough", "Randomized"),
+):
     _register(
-        f"Tbptt-Velocity-{_terrain}-Unitree-Go1{'-Scan' if _scan else ''}",
-        go1_env_cfg(_terrain, scan=_scan),
-        go1_env_cfg(_terrain, play=True, scan=_scan),
+        f"Tbptt-Velocity-{_terrain}-Unitree-Go1" + (_variant and f"-{_variant}"),
+        go1_env_cfg(_terrain, _variant),
+        go1_env_cfg(_terrain, _variant, play=True),
         {
-            "Teacher": (velocity_agents.teacher_cfg(_terrain, scan=_scan), None),
+            "Teacher": (velocity_agents.teacher_cfg(_terrain, _variant), None),
             "Student": (
-                velocity_agents.student_cfg(_terrain, scan=_scan),
+                velocity_agents.student_cfg(_terrain, _variant),
                 velocity_agents.VelocityDistillationRunner,
             ),
             "Memoryless": (
-                velocity_agents.memoryless_cfg(_terrain, scan=_scan),
+                velocity_agents.memoryless_cfg(_terrain, _variant),
                 velocity_agents.VelocityDistillationRunner,
             ),
             "Recurrent": (
-                velocity_agents.recurrent_cfg(_terrain, scan=_scan),
+                velocity_agents.recurrent_cfg(_terrain, _variant),
                 velocity_agents.VelocityRecurrentRunner,
             ),
         },

@@ -1,4 +1,4 @@
-"""Observation and termination terms that the tasks add to mjlab's own."""
+"""Observations, rewards, terminations and events that the tasks add to mjlab's own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ def body_mass(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor
     """
     bodies = env.scene[asset_cfg.name].indexing.body_ids[asset_cfg.body_ids]
     return env.sim.model.body_mass[:, bodies]
+
+
+def sliding_friction(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
+    """Return the simulated sliding friction of the selected geometries, as randomised.
+
+    Args:
+        env: The environment.
+        asset_cfg: The entity and its geometries, G of them.
+
+    Returns:
+        Coefficients of friction. Shape: (N, G), float32.
+    """
+    geoms = env.scene[asset_cfg.name].indexing.geom_ids[asset_cfg.geom_ids]
+    return env.sim.model.geom_friction[:, geoms, 0]
 
 
 def joint_damping(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
@@ -92,3 +106,16 @@ def height_image(env: ManagerBasedRlEnv, sensor_name: str) -> torch.Tensor:
 def action_l2(env: ManagerBasedRlEnv) -> torch.Tensor:
     """Return the sum of the policy's squared actions. Shape: (N,), float32."""
     return env.action_manager.action.square().sum(dim=-1)
+
+
+def target_default_joint_pos(env: ManagerBasedRlEnv, env_ids: torch.Tensor) -> None:
+    """Set the robot's target angles to its default angles, until the first action arrives.
+
+    mjlab's reset sets them to zero, so late motors would straighten the legs first.
+
+    Args:
+        env: The environment, whose robot is named ``"robot"``.
+        env_ids: Environments to set. Shape: (n,), int64.
+    """
+    robot = env.scene["robot"]
+    robot.set_joint_position_target(robot.data.default_joint_pos[env_ids], env_ids=env_ids)

@@ -36,63 +36,63 @@ CNN: dict[str, Any] = {
 """CNN for the height scan of 11 by 17 rays."""
 
 
-def teacher_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
-    """Return mjlab's own PPO with its critic's observations; ``scan`` sets only the log folder."""
+def teacher_cfg(terrain: str, variant: str = "") -> RslRlOnPolicyRunnerCfg:
+    """Return mjlab's own PPO with its critic's observations; a variant sets only the log folder."""
     cfg = unitree_go1_ppo_runner_cfg()
-    cfg.experiment_name = experiment_name(terrain, scan=scan)
+    cfg.experiment_name = experiment_name(terrain, variant)
     cfg.logger = "tensorboard"
     cfg.run_name = "teacher"
     cfg.obs_groups = {"actor": ("critic",), "critic": ("critic",)}
     return cfg
 
 
-def student_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerCfg:
+def student_cfg(terrain: str, variant: str = "") -> TbpttDistillationRunnerCfg:
     """Return the distillation of an LSTM on proprioception and, in scan tasks, the scan."""
     return TbpttDistillationRunnerCfg(
-        experiment_name=experiment_name(terrain, scan=scan),
+        experiment_name=experiment_name(terrain, variant),
         logger="tensorboard",
         run_name="student",
         num_steps_per_env=24,
         max_iterations=1000,
         save_interval=100,
-        obs_groups={"student": _seen(scan), "teacher": ("critic",)},
-        student=_lstm(scan, init_std=0.1),
+        obs_groups={"student": _seen(variant), "teacher": ("critic",)},
+        student=_lstm(variant, init_std=0.1),
         teacher=teacher_cfg(terrain).actor,
         algorithm=TbpttDistillationAlgorithmCfg(gradient_length=24),
     )
 
 
-def memoryless_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerCfg:
+def memoryless_cfg(terrain: str, variant: str = "") -> TbpttDistillationRunnerCfg:
     """Return the distillation without memory, for comparison."""
     student = RslRlModelCfg(
         hidden_dims=(512, 256, 128), obs_normalization=True, distribution_cfg=_gaussian(0.1)
     )
-    if scan:
+    if variant == "Scan":
         student = replace(student, class_name="CNNModel", cnn_cfg=CNN)
-    return replace(student_cfg(terrain, scan=scan), run_name="memoryless", student=student)
+    return replace(student_cfg(terrain, variant), run_name="memoryless", student=student)
 
 
-def recurrent_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
+def recurrent_cfg(terrain: str, variant: str = "") -> RslRlOnPolicyRunnerCfg:
     """Return PPO on the student's observations, from scratch or from a student."""
-    cfg = teacher_cfg(terrain, scan=scan)
+    cfg = teacher_cfg(terrain, variant)
     cfg.run_name = "recurrent"
-    cfg.obs_groups = {"actor": _seen(scan), "critic": ("critic",)}
-    cfg.actor = _lstm(scan, init_std=1.0)
+    cfg.obs_groups = {"actor": _seen(variant), "critic": ("critic",)}
+    cfg.actor = _lstm(variant, init_std=1.0)
     cfg.algorithm = TbpttPpoAlgorithmCfg(student_action_std=0.2, critic_warmup_iterations=20)
     return cfg
 
 
-def experiment_name(terrain: str, *, scan: bool = False) -> str:
+def experiment_name(terrain: str, variant: str = "") -> str:
     """Return the log folder that the agents of a task share."""
-    return f"tbptt_go1_{terrain.lower()}{'_scan' if scan else ''}"
+    return f"tbptt_go1_{terrain}_{variant}".lower().rstrip("_")
 
 
-def _seen(scan: bool) -> tuple[str, ...]:
+def _seen(variant: str) -> tuple[str, ...]:
     """Return the observation groups of student and recurrent actor."""
-    return ("actor", "scan") if scan else ("actor",)
+    return ("actor", "scan") if variant == "Scan" else ("actor",)
 
 
-def _lstm(scan: bool, init_std: float) -> RslRlModelCfg:
+def _lstm(variant: str, init_std: float) -> RslRlModelCfg:
     cfg = RslRlModelCfg(
         class_name="RNNModel",
         rnn_type="lstm",
@@ -101,7 +101,7 @@ def _lstm(scan: bool, init_std: float) -> RslRlModelCfg:
         obs_normalization=True,
         distribution_cfg=_gaussian(init_std),
     )
-    if not scan:
+    if variant != "Scan":
         return cfg
     options = {**vars(cfg), "class_name": TbpttCnnRnnModelCfg.class_name, "cnn_cfg": CNN}
     return TbpttCnnRnnModelCfg(**options)

@@ -20,7 +20,8 @@ from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjla
 CARTPOLE = "Tbptt-Cartpole-Occluded"
 CAMERA = "Tbptt-Cartpole-Camera"
 SCAN = "Tbptt-Velocity-Rough-Unitree-Go1-Scan"
-GO1 = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1", SCAN)
+PLAIN = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1")
+GO1 = (*PLAIN, *(f"{task}-Randomized" for task in PLAIN), SCAN)
 TASKS = (CARTPOLE, CAMERA, *GO1)
 AGENTS = ("Teacher", "Student", "Memoryless", "Recurrent")
 SEEN = {CAMERA: ("camera",), SCAN: ("actor", "scan")}
@@ -120,3 +121,32 @@ def test_go1_with_a_scan_has_mjlabs_own_scan_as_an_image():
     )
     assert dataclasses.replace(heights, func=stock.func) == stock
     assert terms(SCAN, "scan").enable_corruption
+
+
+@pytest.mark.parametrize("plain", PLAIN)
+def test_randomized_tasks_have_the_same_agents_and_another_log_folder(plain):
+    for agent in AGENTS:
+        ours, theirs = f"{plain}-Randomized-{agent}", f"{plain}-{agent}"
+        folder = f"{load_rl_cfg(theirs).experiment_name}_randomized"
+        renamed = dataclasses.replace(load_rl_cfg(theirs), experiment_name=folder)
+        assert load_rl_cfg(ours) == renamed
+        assert load_runner_cls(ours) is load_runner_cls(theirs)
+
+
+@pytest.mark.parametrize("play", [False, True])
+@pytest.mark.parametrize("plain", PLAIN)
+def test_randomized_tasks_differ_only_in_latency_friction_and_payload(plain, play):
+    ours = load_env_cfg(f"{plain}-Randomized-Student", play=play)
+    theirs = load_env_cfg(f"{plain}-Student", play=play)
+    critic = ours.observations["critic"].terms
+    late = {name for name, term in ours.observations["actor"].terms.items() if term.delay_max_lag}
+    assert late == {"base_ang_vel", "projected_gravity", "joint_pos", "joint_vel"}
+    assert not any(term.delay_max_lag for term in critic.values())
+    shown = critic.keys() - theirs.observations["critic"].terms.keys()
+    assert shown == {"trunk_mass", "foot_friction"}
+    assert ours.events.keys() ^ theirs.events.keys() == {"base_com", "payload", "first_targets"}
+    common = ours.events.keys() & theirs.events.keys()
+    changed = {name for name in common if ours.events[name] != theirs.events[name]}
+    assert changed == {f"foot_friction_{kind}" for kind in ("slide", "spin", "roll")}
+    for name in ("actions", "commands", "rewards", "terminations", "curriculum", "decimation"):
+        assert getattr(ours, name) == getattr(theirs, name)

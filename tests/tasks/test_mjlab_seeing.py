@@ -6,10 +6,6 @@ mjlab renders images and casts rays in separate processes.
 # mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
-import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +15,7 @@ import torch
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.sensor import GridPatternCfg
+from support.mjlab_result import result_of
 
 from rsl_tbptt_tasks.mjlab.mdp import height_image
 
@@ -89,21 +86,6 @@ for agent in ("Teacher", "Student", "Memoryless", "Recurrent"):
 heights = env.get_observations()["scan"].tolist()
 json.dump(dict(trained=trained, heights=heights), open("result.json", "w"))
 """
-
-
-def result_of(code, folder):
-    """Run code in a separate process, and return the result that it wrote."""
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=os.environ | hidden,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
-    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.fixture(scope="module")
