@@ -1,6 +1,6 @@
 """Train policies with several seeds, evaluate them, and compare how they learned.
 
-Writes report.md, with tables and the learning curves, into the run folder, or one into the folder of
+Writes report.md, with tables and the learning curves, into the run folder, or into that of
 each task. A finished stage is not run again while its command is the same, and a training that was
 interrupted goes on from its newest checkpoint. With --minutes the script stops after that time,
 reports what is finished, and returns 75 if something is left.

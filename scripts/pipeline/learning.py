@@ -120,7 +120,7 @@ def read_learnings(
             record = records.get(seeded(name, seed))
             if record is None or f"evaluate-{seeded(name, seed)}" not in records:
                 continue
-            checkpoint = folder / str(record.output)
+            checkpoint = folder / record.output
             curves = _read_training(folder, seeded(name, seed), record.began_at)
             learning = Learning(
                 policy=name,

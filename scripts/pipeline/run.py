@@ -50,8 +50,8 @@ class Stage:
     """Returns the command, given the results of earlier stages as paths in the run folder."""
     output: str
     """Pattern of the result's path, relative to the run folder; the newest match is the result."""
-    rest: "Callable[[Path, float], Stage | None]" = lambda folder, began_at: None
-    """Returns a stage that goes on where this one was broken off, if it can.
+    rest: "Callable[[Path, float], Stage | None] | None" = None
+    """Returns a stage that goes on where this one was broken off; None if that cannot be done.
 
     It takes the run folder and the time at which the stage first began.
     """
@@ -61,8 +61,8 @@ class Stage:
 class Record:
     """Result and cost of a stage; its seconds and peaks are of all attempts."""
 
-    output: str | None = None
-    """Path of its result, relative to the run folder; None if the stage was broken off."""
+    output: str = ""
+    """Path of its result, relative to the run folder; empty if the stage was broken off."""
     command: str
     seconds: float = 0.0
     peak_memory_gb: float = 0.0
@@ -71,8 +71,8 @@ class Record:
     """Largest memory in use on the GPU, other programs included, in 10^9 bytes."""
     began_at: float
     """Seconds since the epoch."""
-    finished_at: float | None = None
-    """Seconds since the epoch."""
+    finished_at: float = 0.0
+    """Seconds since the epoch; 0 if it was broken off."""
 
 
 def run_stages(
@@ -122,7 +122,7 @@ def run_stages(
                     running[pool.submit(_run, *arguments)] = stage.name
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     name, record = running.pop(future), future.result()
-                    if record.output is not None:
+                    if record.output:
                         records[name] = record
                         graph.done(name)
             for future, name in running.items():
@@ -143,20 +143,20 @@ def _run(
     Raises:
         StageError: If its command fails or leaves no result.
     """
-    command = stage.command({name: str(need.output) for name, need in needs.items()})
+    command = stage.command({name: need.output for name, need in needs.items()})
     shown, file = shlex.join(command), folder / "stages" / f"{stage.name}.json"
     record = read_record(folder, stage.name)
     if (
         record is None
         or record.command != shown
-        or any((need.finished_at or math.inf) >= record.began_at for need in needs.values())
-        or (record.output is not None and not (folder / record.output).exists())
+        or any(need.finished_at >= record.began_at for need in needs.values())
+        or not (folder / record.output).exists()
     ):
         record = Record(command=shown, began_at=time.time())
-    elif record.output is not None:
+    elif record.output:
         print(f"{title}: finished before in {clock(record.seconds)}, reused", flush=True)
         return record
-    elif rest := stage.rest(folder, record.began_at):
+    elif stage.rest and (rest := stage.rest(folder, record.began_at)):
         command, stage = rest.command({}), rest
     write_json(file, asdict(record))
     print(f"{title}\n  {shlex.join(command)}", flush=True)

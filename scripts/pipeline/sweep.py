@@ -50,7 +50,7 @@ class Sweep(Section):
     """Seeds of training. Every policy is trained with each seed."""
     policies: dict[str, Variant] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, Task] = Field(default={})
     """Tasks by name, which replace the experiment's; each has its own folder and teachers."""
     num_envs: PositiveInt | None = None
     """Environments in training. None means the experiment's number."""
@@ -97,12 +97,13 @@ def load_sweep(path: Path) -> tuple[Sweep, Experiment]:
                 f"{path.name}: evaluate_after: {name} is {iterations}, expected a policy and"
                 f" iterations of its training: {lengths}."
             )
-    changes = {"policies": policies, "ablations": {}}
-    changes |= {"num_envs": sweep.num_envs} if sweep.num_envs else {}
-    if sweep.episodes:
-        changes["evaluation"] = experiment.evaluation.model_copy(
-            update={"episodes": sweep.episodes}
-        )
+    episodes = sweep.episodes or experiment.evaluation.episodes
+    changes = {
+        "policies": policies,
+        "ablations": {},
+        "num_envs": sweep.num_envs or experiment.num_envs,
+        "evaluation": experiment.evaluation.model_copy(update={"episodes": episodes}),
+    }
     return sweep, experiment.model_copy(update=changes)
 
 

@@ -208,7 +208,7 @@ def test_costs_worked_by_hand():
 
 
 def test_a_training_in_parts_has_one_curve(tmp_path, experiment, records):
-    """A part that goes on repeats the number of its checkpoint; what a killed one did is dropped."""
+    """A part repeats the number of its checkpoint; what the killed one did after it is dropped."""
     from torch.utils.tensorboard import SummaryWriter
 
     first = (tmp_path / records["scratch-7"].output).parent

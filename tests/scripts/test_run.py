@@ -39,6 +39,12 @@ def run(folder, *stages, jobs=1):
     return ran.read_text().split() if ran.exists() else []
 
 
+def record_of(folder, name):
+    record = read_record(folder, name)
+    assert record is not None
+    return record
+
+
 def chain(*teacher_args):
     student, other = make_stage("student", "teacher"), make_stage("other")
     return make_stage("teacher", args=teacher_args), student, other, make_stage("last", "student")
@@ -89,8 +95,7 @@ def test_a_command_leaves_a_record_and_a_log(folder, monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert shown.startswith("[progress] [2/2] a 4/10, 0:0")
     assert shown.count("left\n") == 1
-    record = read_record(folder, "a")
-    assert record is not None
+    record = record_of(folder, "a")
     assert record.seconds >= 0.5
     assert record.peak_memory_gb >= 0.2
     assert record.command.endswith(" first.out")
@@ -117,7 +122,7 @@ def met(file):
 def assert_ended(folder):
     with pytest.raises(ProcessLookupError):
         os.kill(int((folder / "pid").read_text()), 0)
-    assert read_record(folder, "waits").output is None
+    assert record_of(folder, "waits").output == ""
 
 
 def goes_on(name, before):
@@ -131,10 +136,10 @@ def test_a_stage_whose_time_is_up_goes_on_and_its_cost_is_that_of_all_attempts(f
     first, later = make_stage("first"), make_stage("later", "a")
     stages = (first, goes_on("a", time.time), later)
     assert [*run_stages(stages, folder, "cpu", 1, minutes=0.02)] == ["first"]
-    broken_off = read_record(folder, "a")
-    assert (broken_off.output, broken_off.finished_at) == (None, None)
+    broken_off = record_of(folder, "a")
+    assert (broken_off.output, broken_off.finished_at) == ("", 0.0)
     assert run(folder, *stages) == ["a", "later"]
-    record = read_record(folder, "a")
+    record = record_of(folder, "a")
     assert record.began_at == broken_off.began_at
     assert record.seconds > broken_off.seconds > 0
     assert record.command == broken_off.command  # so that it is reused

@@ -77,24 +77,25 @@ def test_a_training_leaves_the_checkpoint_of_its_last_iteration(tmp_path):
 
 
 def test_a_training_that_was_broken_off_goes_on_in_its_newest_log_folder(tmp_path):
-    student = lay_out(load_experiment(DEMO_MJLAB))["student"]
+    rest_of = lay_out(load_experiment(DEMO_MJLAB))["student"].rest
+    assert rest_of is not None
     began_at = time.time()
-    assert student.rest(tmp_path, began_at) is None
+    assert rest_of(tmp_path, began_at) is None
     runs = [tmp_path / f"logs/rsl_rl/e/2026-01-0{n}_00-00-00_student" for n in (1, 2)]
     runs.append(tmp_path / "logs/rsl_rl/e/2026-01-03_00-00-00_student_resumed")
     for run in runs:
         run.mkdir(parents=True)
         os.utime(run, (began_at + 1, began_at + 1))
-    assert student.rest(tmp_path, began_at) is None  # no checkpoint yet
+    assert rest_of(tmp_path, began_at) is None  # no checkpoint yet
     for run in runs[1:]:
         (run / "model_7.pt").touch()
         os.utime(run, (began_at + 1, began_at + 1))
     os.utime(runs[2], (began_at - 9, began_at - 9))  # of an earlier training
-    rest = student.rest(tmp_path, began_at)
+    rest = rest_of(tmp_path, began_at)
+    assert rest is not None
     task = "--task=Tbptt-Cartpole-Occluded-Student"
-    assert rest.command({}) == ["rsl-tbptt", "resume", str(runs[1].relative_to(tmp_path)), task] + [
-        "--run"
-    ]
+    newest = str(runs[1].relative_to(tmp_path))
+    assert rest.command({}) == ["rsl-tbptt", "resume", newest, task, "--run"]
     assert (tmp_path / "logs/rsl_rl/e/2026-01-04_00-00-00_student_resumed/model_9.pt").match(
         rest.output
     )
