@@ -261,7 +261,8 @@ def _costs(learning: Learning, goal: float) -> Row:
         near = (done for done, value in learning.curve.items() if value >= share * goal > 0)
         first = next(near, None)
         steps = first and learning.num_earlier_steps + first * learning.steps_per_iteration
-        row |= {f"steps_{share}": steps and steps / 1e6, f"seconds_{share}": seconds.get(first)}
+        row[f"steps_{share}"] = steps and steps / 1e6
+        row[f"seconds_{share}"] = first and seconds.get(first)
     return row
 
 
