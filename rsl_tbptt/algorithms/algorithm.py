@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.extensions.curricula import Curricula
 from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import positive
@@ -51,6 +52,9 @@ class Algorithm:
     robot: Mapping[str, Any] | None = None
     """Description of the robot by :func:`describe_robot`, for checkpoints."""
 
+    checkpoint_path: str | None = None
+    """Path of the checkpoint that ``load`` is given, if the runner or its config names it."""
+
     _started = False
     """Whether training has started; playing a policy needs fewer checks."""
 
@@ -83,6 +87,8 @@ class Algorithm:
         self._ranks = Ranks(together=algorithm.is_multi_gpu)
         self.emergency_save = EmergencySave(options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(self.storage)
+        self.curricula = Curricula(restarts=options.restart_curriculum)
+        """The environment's step counter."""
         self.metrics: dict[str, float] = {}
         """Metrics of the last update."""
 
@@ -222,12 +228,15 @@ class Algorithm:
         Args:
             obs: Observations of the environment.
             env: The runner's environment.
-            cfg: The runner's config; ``check_for_nan`` is set to False in it.
+            cfg: The runner's config; ``check_for_nan`` is set to False in it. Isaac Lab puts its
+                ``--checkpoint`` into "load_checkpoint".
             configs: The models' configs from it, see ``model_configs``.
         """
         self.model_configs, self.robot = configs, describe_robot(env, obs)
         self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
         self.emergency_save.write_beside_logs_of(env)
+        self.curricula.join(env)
+        self.checkpoint_path = cfg.get("load_checkpoint")
 
     def broadcast_parameters(self) -> None:
         """Copy the first process's models and extensions to all processes."""

@@ -45,9 +45,6 @@ class DistillationRollouts(Algorithm, Distillation):
     options: DistillationOptions
     num_updates: int
 
-    checkpoint_path: str | None = None
-    """Path of the checkpoint that ``load`` is given, if the runner or its config names it."""
-
     max_iterations: int | None = None
     """Updates of a training, if the runner's config tells."""
 
@@ -76,7 +73,9 @@ class DistillationRollouts(Algorithm, Distillation):
         options, storage, ranks = self.options, self.storage, self._ranks
         student, teacher = self._raw_student, self._raw_teacher
         path, weight = options.teacher_checkpoint, options.imitation_weight
-        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks)
+        self.lazy_teacher = LazyTeacher(
+            teacher, path, storage.observations, ranks, self.curricula.go_on_from_teachers
+        )
         self.teacher_loaded: Any = self.lazy_teacher
         """Whether training can start, for rsl_rl's runners."""
         of_heads = parse_heads(options.auxiliary)
@@ -99,7 +98,7 @@ class DistillationRollouts(Algorithm, Distillation):
         averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
         self._average = WeightAverage(averaged)
         of_option = [each for each in (self.mirrored, self.sample_weights) if each]
-        own = self._dagger, per_teacher, self._heads, self.held_out
+        own = self._dagger, per_teacher, self._heads, self.held_out, self.curricula
         # The teacher comes first, since nothing starts without it; the average after the heads.
         self.extensions = [self.lazy_teacher, *of_option, *own, self._average]
         self.experience = Experience(self, self._labels)
@@ -119,8 +118,7 @@ class DistillationRollouts(Algorithm, Distillation):
         Args:
             obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
-            cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
-                "check_for_nan" is set to False: the algorithm checks instead.
+            cfg: The runner's config. "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
@@ -140,7 +138,6 @@ class DistillationRollouts(Algorithm, Distillation):
             if symmetry_cfg:
                 algorithm.set_symmetry({**symmetry_cfg, "env": env})
             algorithm._join_runner(obs, env, cfg, configs)
-            algorithm.checkpoint_path = cfg.get("load_checkpoint")
             algorithm.max_iterations = cfg.get("max_iterations")
         return algorithm
 
@@ -288,7 +285,7 @@ class DistillationRollouts(Algorithm, Distillation):
             ValueError: If parameters or optimiser do not fit or are missing, or if the models were
                 configured differently. Nothing is changed then.
         """
-        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
+        given, (loaded_dict, load_cfg) = loaded_dict, as_models(loaded_dict, load_cfg)
         has_student = "student_state_dict" in loaded_dict
         names = ("student", "optimizer", "iteration")
         of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
@@ -317,6 +314,8 @@ class DistillationRollouts(Algorithm, Distillation):
             self.num_updates = own.get("num_updates", 0)
             self.experience.restore(buffer)
         self._load_extensions(own, wants)
+        resumes = bool(wants.get("student"))
+        self.curricula.go_on_from(given, self.checkpoint_path, resumes=resumes)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

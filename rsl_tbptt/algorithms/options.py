@@ -109,6 +109,12 @@ class Options(HeadsOptions, ReplayOptions):
     max_skipped_updates: Annotated[int, count()] = 10
     """Skipped updates in a row that end the training."""
 
+    restart_curriculum: bool = False
+    """Whether curricula that count steps restart in a distillation and PPO from a student.
+
+    Resuming continues them.
+    """
+
     safe_checkpoint_interval: Annotated[int | None, count(hint=" Use None to write none.")] = None
     """Iterations between emergency checkpoints, ``safe_<iteration>.pt``, for Isaac Lab.
 

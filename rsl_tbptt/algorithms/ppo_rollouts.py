@@ -57,7 +57,7 @@ class PpoRollouts(Algorithm, PPO):
         heads = AuxiliaryHeads(self, actor, parse_heads(options.auxiliary))
         rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
         first = [mirrored] if mirrored else []
-        self.extensions = [*first, self.imitation, self._fine_tuning, heads, *rnd]
+        self.extensions = [*first, self.imitation, self._fine_tuning, heads, *rnd, self.curricula]
         self._bootstrap = TruncationBootstrap(critic, storage)
         self.gradient = ActorCritic(self, *models, heads, mirrored)
         """Actor and critic as they are replayed."""
@@ -205,6 +205,7 @@ class PpoRollouts(Algorithm, PPO):
             ValueError: If parameters or optimiser do not fit, or if the models were configured
                 differently. Nothing is changed then.
         """
+        source = loaded_dict, self.checkpoint_path
         loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
@@ -213,6 +214,7 @@ class PpoRollouts(Algorithm, PPO):
             self._check_extensions(own, heads)
             self._fine_tuning.start(loaded_dict, obs, strict)
             self._load_extensions(own, heads)
+            self.curricula.go_on_from(*source, resumes=False)
             return False
         self._check_extensions(own, wants)
         roles = {**self._models, "rnd": self.rnd}.items()
@@ -224,6 +226,8 @@ class PpoRollouts(Algorithm, PPO):
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("optimizer"):
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
+        if wants.get("actor"):
+            self.curricula.go_on_from(*source, resumes=True)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

@@ -9,12 +9,17 @@ algorithms of :mod:`rsl_tbptt.algorithms` around the networks of one ``policy`` 
                        TbpttDistillation, TbpttPPO (algorithms)           the update, unchanged
                          |
                        Distillation, PPO (compat.rsl_rl3)                 rsl_rl 3.1.2's, of models
+
+These runners tell an algorithm neither its environment nor the file that they load, so the import
+also changes their ``_construct_algorithm`` and ``load``, for the algorithms here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,13 +31,19 @@ from rsl_tbptt.compat import POLICY_ERA, require_era
 require_era(POLICY_ERA, "rsl_tbptt.integrations.rsl_rl_v3")
 
 # Imported only after the check, as these need rsl_rl 3.
-from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402
+from rsl_rl.runners import (  # noqa: E402
+    DistillationRunner,
+    OnPolicyRunner,
+    distillation_runner,
+    on_policy_runner,
+)
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
 from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
-from rsl_tbptt.compat.checkpoints import network_state  # noqa: E402
+from rsl_tbptt.checkpoints.reading import read_checkpoint  # noqa: E402
+from rsl_tbptt.compat.checkpoints import Role, network_state  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3 import (  # noqa: E402
     ModelStorage,
     fit_teacher,
@@ -41,6 +52,8 @@ from rsl_tbptt.compat.rsl_rl3 import (  # noqa: E402
 )
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
+
+_CONSTRUCT = "_construct_algorithm"
 
 _NEED_A_TEACHER = {
     field.name: field.default
@@ -54,6 +67,9 @@ class _OfPolicy:
 
     algorithm: Any = None
     """The algorithm; attributes that are not defined here are read from it."""
+
+    role: Role
+    """The network that is trained."""
 
     _build: Callable[[RolloutStorage, TensorDict], Any]
     """Builds the algorithm for the policy's models, given the storage and observations."""
@@ -114,6 +130,13 @@ class _OfPolicy:
         storage = ModelStorage(training_type, *sizes, stored, actions_shape, device)
         self.algorithm = self._build(storage, obs)
 
+    def go_on_from(self, path: str) -> None:
+        """Let curricula go on from a checkpoint that the runner has loaded."""
+        with suppress(ValueError):  # it holds objects of other packages, which rsl_rl 3 accepts
+            checkpoint = read_checkpoint(path, "cpu")
+            resumes = bool(network_state(checkpoint["model_state_dict"], self.role))
+            self.algorithm.curricula.go_on_from(checkpoint, path, resumes=resumes)
+
 
 class TbpttDistillation(_OfPolicy):
     """:class:`rsl_tbptt.algorithms.TbpttDistillation` for rsl_rl 3.1.2's runner.
@@ -122,6 +145,8 @@ class TbpttDistillation(_OfPolicy):
     StudentTeacherRecurrent), checkpoints and runner. All options work except ``loss_type="kl"``: a
     StudentTeacher has no standard deviation of the teacher's actions.
     """
+
+    role = "student"
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
         """Keep the arguments until ``init_storage``.
@@ -177,6 +202,8 @@ class TbpttPPO(_OfPolicy):
     norm over both. If the runner loads a distillation's checkpoint, its student becomes the actor;
     there is no teacher to imitate.
     """
+
+    role = "actor"
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
         """Keep the arguments until ``init_storage``.
@@ -240,6 +267,38 @@ class TbpttPPO(_OfPolicy):
             state_dict.update(policy.state_dict())
 
 
-# By setattr, as the runner modules' types have no such attributes.
+def _with_env(construct: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a runner's method that also gives our algorithm the environment."""
+
+    @functools.wraps(construct)
+    def construct_and_join(runner: Any, obs: TensorDict) -> Any:
+        algorithm = construct(runner, obs)
+        if isinstance(algorithm, _OfPolicy):
+            algorithm.curricula.join(runner.env)
+        return algorithm
+
+    return construct_and_join
+
+
+def _with_curricula(load: Callable[..., dict]) -> Callable[..., dict]:
+    """Return a runner's method that also tells our algorithm the file; by default on its device."""
+
+    @functools.wraps(load)
+    def load_and_go_on(
+        runner: Any, path: str, load_optimizer: bool = True, map_location: str | None = None
+    ) -> dict:
+        if not isinstance(runner.alg, _OfPolicy):
+            return load(runner, path, load_optimizer, map_location)
+        infos = load(runner, path, load_optimizer, map_location or runner.device)
+        runner.alg.go_on_from(path)
+        return infos
+
+    return load_and_go_on
+
+
+# By setattr, as the types of rsl_rl 5 and of the modules have no such attributes.
+for _runner in (OnPolicyRunner, DistillationRunner):
+    setattr(_runner, _CONSTRUCT, _with_env(getattr(_runner, _CONSTRUCT)))
+setattr(OnPolicyRunner, "load", _with_curricula(OnPolicyRunner.load))  # noqa: B010, as above
 setattr(distillation_runner, TbpttDistillation.__name__, TbpttDistillation)
 setattr(on_policy_runner, TbpttPPO.__name__, TbpttPPO)

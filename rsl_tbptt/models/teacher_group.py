@@ -112,6 +112,11 @@ class SelectedTeachers(Untrained):
         return None if group is None else list(dict.fromkeys([*self.obs_groups, group]))
 
     @property
+    def files(self) -> list[str]:
+        """The teachers' files; a teacher without parameters needs none."""
+        return [path for path in self._paths.values() if path is not None]
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether any teacher has memory."""
         return bool(self._recurrent)

@@ -14,6 +14,7 @@ from isaaclab.utils import to_dict
 from support.isaaclab_page import DOCS, NEEDS_GPUS, PAGE, commands
 from torch import nn
 
+from rsl_tbptt.files import read_config
 from rsl_tbptt_tasks.isaaclab.cartpole_agents import CartpoleTeacherCfg
 
 pytestmark = [
@@ -51,12 +52,24 @@ def equal(loaded, trained, without="nothing"):
     return all(torch.equal(loaded[name], trained[name]) for name in trained if without not in name)
 
 
+def counted(run):
+    """Return the environment's steps at the end of a run."""
+    return read(run)["rsl_tbptt"]["env_state"]["common_step_counter"]
+
+
+def own_steps(run):
+    """Return the environment's steps of a run's one iteration."""
+    return read_config(run.folder / "params" / "agent.yaml")["num_steps_per_env"]
+
+
 @pytest.mark.parametrize(
     ("student", "teacher"),
     [("the student", "the teacher"), ("options", "the teacher"), ("your student", "your teacher")],
 )
 def test_a_student_is_recurrent_and_imitates_its_teacher(page, student, teacher):
-    student, teacher = read(page(student)), read(page(teacher))
+    runs = page(student), page(teacher)
+    assert counted(runs[0]) == sum(map(own_steps, runs))  # its curricula go on from the teacher's
+    student, teacher = map(read, runs)
     assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
     assert steps(student) in (ITERATION, 2 * 8)  # the rollout of my_task is one window
     loaded, trained = student["teacher_state_dict"], teacher["actor_state_dict"]
@@ -80,12 +93,16 @@ def test_fine_tuning_starts_from_the_student(page):
     tuned = read(page("fine-tuning"))["actor_state_dict"]
     assert equal(tuned, student, without="std")
     assert tuned["distribution.std_param"].item() == pytest.approx(0.2)
+    runs = page("fine-tuning"), page("the student")
+    assert counted(runs[0]) == counted(runs[1]) + own_steps(runs[0])
 
 
 def test_resuming_continues_with_student_optimizer_and_teacher(page):
     student, resumed = read(page("the student")), read(page("resuming"))
     assert steps(resumed) == steps(student) + ITERATION
     assert equal(resumed["teacher_state_dict"], student["teacher_state_dict"])
+    runs = page("resuming"), page("the student")
+    assert counted(runs[0]) == counted(runs[1]) + own_steps(runs[0])
 
 
 @pytest.mark.parametrize("name", ["MyStudentCfg", "MyRecurrentCfg"])

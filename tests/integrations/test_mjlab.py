@@ -17,10 +17,11 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 import mjlab
 import tyro
 import yaml
-from mjlab.rl import RslRlModelCfg
+from mjlab.rl import RslRlModelCfg, RslRlPpoAlgorithmCfg
 from mjlab.utils.os import dump_yaml
 from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
+from support.gpu_checkpoints import as_on_a_gpu, check_refused, without_gpu
 from support.mjlab_page import build_package
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -126,6 +127,14 @@ class MjlabRecall(RecallEnv):
         return self
 
 
+class CountingRecall(MjlabRecall):
+    """An environment that counts its steps, as mjlab's do."""
+
+    def step(self, actions):
+        self.common_step_counter += 1
+        return super().step(actions)
+
+
 def runner_cfg(**changes):
     return TbpttDistillationRunnerCfg(
         logger="tensorboard",
@@ -204,6 +213,38 @@ def test_resumed_training_gets_everything_and_play_the_student(runner, env, tmp_
     assert env.common_step_counter == 7 or not resumed
 
 
+def first_steps(runner, path, **load_cfg):
+    """Train for an iteration after a checkpoint; return the counter before it."""
+    if path is not None:
+        runner.load(path, **load_cfg)
+    runner.learn(1)
+    return runner.env.common_step_counter - runner.cfg["num_steps_per_env"]
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("loads", [True, False], ids=["agent.resume", "teacher_checkpoint"])
+def test_a_student_begins_at_its_teachers_stage(tmp_path, loads, restarts):
+    cfg = ppo_cfg()
+    cfg["obs_groups"] = {"actor": ("privileged",), "critic": ("privileged",)}
+    cfg["actor"], cfg["algorithm"] = (
+        distillation_cfg()["teacher"],
+        dataclasses.asdict(RslRlPpoAlgorithmCfg()),
+    )
+    teacher = saved(TbpttMjlabRecurrentRunner(CountingRecall(6, 4), cfg), tmp_path)
+    cfg = distillation_cfg()
+    cfg["algorithm"]["restart_curriculum"] = restarts
+    cfg["algorithm"]["teacher_checkpoint"] = None if loads else teacher
+    env = CountingRecall(6, 4)
+    env.common_step_counter = 0
+    runner = TbpttMjlabDistillationRunner(env, cfg)
+    assert first_steps(runner, teacher if loads else None) == (0 if restarts else 7)
+    student = saved(runner, tmp_path)
+    for_ppo = ppo_cfg()
+    for_ppo["algorithm"]["restart_curriculum"] = restarts
+    ppo = TbpttMjlabRecurrentRunner(CountingRecall(6, 4), for_ppo)
+    assert first_steps(ppo, student) == (0 if restarts else 7 + 12)
+
+
 def test_ppo_continues_with_the_student(runner, env, tmp_path):
     path = saved(runner, tmp_path)
     ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
@@ -214,13 +255,11 @@ def test_ppo_continues_with_the_student(runner, env, tmp_path):
     )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_gpus_checkpoint_is_loaded_on_a_cpu(runner, env, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+@without_gpu
+def test_a_gpus_checkpoint_is_loaded_on_a_cpu(runner, env, tmp_path):
+    with as_on_a_gpu():
         path = saved(runner, tmp_path)
-    with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
-        torch.load(path, weights_only=False)
+    check_refused(path)
     ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
     for each in (ppo, runner):
         each.load(path)  # mjlab's ``train`` names no device

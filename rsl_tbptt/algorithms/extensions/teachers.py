@@ -319,7 +319,14 @@ class LazyTeacher(Extension):
     checkpoint for playing or resuming has brought the teacher, so the file is not needed.
     """
 
-    def __init__(self, teacher: MLPModel, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        teacher: MLPModel,
+        path: str | None,
+        obs: TensorDict,
+        ranks: Ranks,
+        loaded: Callable[[Sequence[str]], None],
+    ) -> None:
         """Keep the teacher and the file named in the config.
 
         Args:
@@ -327,11 +334,13 @@ class LazyTeacher(Extension):
             path: ``teacher_checkpoint``: file of a single teacher, or ``FOLDER/latest``.
             obs: Observations of any batch size.
             ranks: The processes that train together.
+            loaded: Receives the files that were read.
 
         Raises:
             ValueError: If one file is named for several teachers, or for one without parameters.
         """
         self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
+        self._loaded = loaded
         self.is_loaded = not has_parameters(teacher)
         """Whether a checkpoint has brought the teacher, or none is needed."""
         if isinstance(teacher, SelectedTeachers) and path is not None:
@@ -353,6 +362,8 @@ class LazyTeacher(Extension):
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self._ranks.run_together(load)
             self.is_loaded = True
+            several = self._teacher if isinstance(self._teacher, SelectedTeachers) else None
+            self._loaded(several.files if several else [str(self._path)])
 
     @property
     def _has_file(self) -> bool:

@@ -21,6 +21,7 @@ from isaaclab_rl.rsl_rl import (
     export_policy_as_jit,
 )
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from support.gpu_checkpoints import as_on_a_gpu, check_refused, without_gpu
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
@@ -43,6 +44,7 @@ class RecallInIsaacLab(isaaclab2_stubs.DirectRLEnv):
     cfg = SimpleNamespace(is_finite_horizon=False)
     single_action_space = gymnasium.spaces.Box(-1, 1, (1,))
     device = "cpu"
+    common_step_counter = 0
 
     def __init__(self):
         self._task = RecallEnv(NUM_ENVS, recall_length=3)
@@ -57,6 +59,7 @@ class RecallInIsaacLab(isaaclab2_stubs.DirectRLEnv):
         return self._get_observations(), {}
 
     def step(self, actions):
+        self.common_step_counter += 1
         _, rewards, dones, _ = self._task.step(actions)
         truncated = dones.bool()
         return self._get_observations(), rewards, torch.zeros_like(truncated), truncated, {}
@@ -151,6 +154,56 @@ def runs(tmp_path_factory):
     tuned.load(str(folder / "student" / "model_19.pt"))
     tuned.metrics = learn(tuned, 2)
     return SimpleNamespace(teacher=teacher, student=student, tuned=tuned, folder=folder)
+
+
+@without_gpu
+def test_a_gpus_checkpoints_are_loaded_on_a_cpu(runs, tmp_path):
+    for name, iteration, cfg in (
+        ("teacher", 3, student_cfg()),
+        ("student", 19, student_cfg()),
+        ("student", 19, fine_tuning_cfg()),
+        ("tuned", 20, fine_tuning_cfg()),
+    ):
+        path = runs.folder / name / f"model_{iteration}.pt"
+        checkpoint = torch.load(path, weights_only=True)
+        with as_on_a_gpu():
+            torch.save(checkpoint, tmp_path / path.name)
+        check_refused(tmp_path / path.name)
+        runner = make_runner(cfg, tmp_path / f"{name} {cfg.class_name}")
+        runner.load(str(tmp_path / path.name))
+        runner.learn(1)
+
+
+STEPS = RUN["num_steps_per_env"]
+
+
+def stage_after(cfg, checkpoint, folder):
+    """Train for an iteration after a checkpoint; return how many steps had been counted before."""
+    runner = make_runner(cfg, folder)
+    if checkpoint:
+        runner.load(str(checkpoint))
+    runner.learn(1)
+    return runner.env.unwrapped.common_step_counter - STEPS
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_curricula_that_count_steps_go_on(runs, tmp_path, restarts):
+    teacher, student = (
+        runs.folder / "teacher" / "model_3.pt",
+        runs.folder / "student" / "model_19.pt",
+    )
+    restart = {"restart_curriculum": restarts}
+    options = {**restart, "teacher_checkpoint": str(teacher)}
+    expected = 0 if restarts else 4 * STEPS
+    assert stage_after(student_cfg(**options), None, tmp_path / "named") == expected
+    assert stage_after(student_cfg(**restart), teacher, tmp_path / "loaded") == expected
+    tuning = fine_tuning_cfg()
+    tuning.algorithm.restart_curriculum = restarts
+    expected = 0 if restarts else (4 + 20) * STEPS
+    assert stage_after(tuning, student, tmp_path / "tuned") == expected
+    assert stage_after(student_cfg(**restart), student, tmp_path / "resumed") == (4 + 20) * STEPS
+    tuned = runs.folder / "tuned" / "model_20.pt"
+    assert stage_after(tuning, tuned, tmp_path / "tuned more") == (4 + 20 + 2) * STEPS
 
 
 def test_the_student_learns_from_a_teacher_loaded_without_resume(runs):

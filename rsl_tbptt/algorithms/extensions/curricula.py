@@ -1,0 +1,112 @@
+"""Curricula that count steps go on where a checkpoint's training was.
+
+Environments of Isaac Lab and mjlab count their steps in ``common_step_counter``, which curricula
+read. A checkpoint keeps the counter; the next training takes it over at its first step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.checkpoints.describing import agent_config
+from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
+
+COUNTER = "common_step_counter"
+STATE = "env_state"
+"""Key of the counter's entry; mjlab's runner has the same among ``infos``."""
+
+
+class Curricula(Extension):
+    """The environment's step counter in checkpoints. Without a counter it has no effect.
+
+    ::
+
+        loaded                                        the counter goes on from
+        a checkpoint of this training                 the checkpoint's
+        a teacher, or the student that PPO trains     the checkpoint's; 0 with restart_curriculum
+    """
+
+    name = STATE
+    loaded_with = ()  # the algorithm calls go_on_from, which needs the whole checkpoint
+
+    def __init__(self, *, restarts: bool) -> None:
+        """Take ``restart_curriculum``."""
+        self._restarts = restarts
+        self._env: Any = None
+        self._begins_at: int | None = None
+
+    def join(self, env: Any) -> None:
+        """Take the environment, wrapped or not."""
+        inner = getattr(env, "unwrapped", env)
+        self._env = inner if hasattr(inner, COUNTER) else None
+
+    def go_on_from(self, checkpoint: Mapping[str, Any], path: str | None, *, resumes: bool) -> None:
+        """Let the next training begin at the stage of a checkpoint.
+
+        Args:
+            checkpoint: The checkpoint of any release, as it was read.
+            path: Its file; None if unknown.
+            resumes: Whether its training continues; otherwise ``restart_curriculum`` decides.
+        """
+        restarts = self._restarts and not resumes
+        self._begins_at = 0 if restarts else counted_steps(checkpoint, path)
+
+    def go_on_from_teachers(self, paths: Iterable[str]) -> None:
+        """Begin at the stage of the teacher in these files that has seen the fewest steps."""
+        if self._env is None or self._restarts:
+            return
+        counted = []
+        for path in paths:
+            with suppress(ValueError):  # not every file of a teacher is a checkpoint
+                file = str(checkpoint_file(path))
+                counted.append(counted_steps(read_checkpoint(file, "cpu"), file))
+        self._begins_at = min((steps for steps in counted if steps is not None), default=None)
+
+    def start_training(self) -> None:
+        """Warn if there is nothing to restart."""
+        if self._restarts and self._env is None:
+            warnings.warn(
+                f"restart_curriculum is True, which has no effect without a {COUNTER} of the"
+                " environment. Leave it at its default.",
+                stacklevel=3,
+            )
+
+    def begin_rollout(self) -> None:
+        """Set the counter; not before, since a policy that only plays keeps its own."""
+        if self._env is not None and self._begins_at is not None:
+            setattr(self._env, COUNTER, self._begins_at)
+        self._begins_at = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counter; empty without one."""
+        if self._env is None:
+            return {}
+        counted = int(getattr(self._env, COUNTER))
+        return {COUNTER: counted if self._begins_at is None else self._begins_at}
+
+
+def counted_steps(checkpoint: Mapping[str, Any], path: str | None) -> int | None:
+    """Return the steps that a checkpoint's environment had counted, None if nothing tells.
+
+    rsl_rl's own algorithms do not save the counter. Then it is their number of iterations, times
+    ``num_steps_per_env`` of the config next to the file.
+
+    Args:
+        checkpoint: The checkpoint of any release, as it was read.
+        path: Its file; None if unknown.
+    """
+    of_optimizer = checkpoint.get("optimizer_state_dict") or {}  # where rsl_rl 3 has our part
+    of_any = checkpoint.get("rsl_tbptt"), of_optimizer.get("rsl_tbptt"), checkpoint.get("infos")
+    for part in of_any:
+        if isinstance(part, Mapping) and STATE in part:
+            return part[STATE][COUNTER]
+    if path is not None and "iter" in checkpoint:
+        with suppress(FileNotFoundError, ValueError, ImportError):  # the last without pyyaml
+            num_steps = agent_config(Path(path)).get("num_steps_per_env")
+            return (checkpoint["iter"] + 1) * num_steps if isinstance(num_steps, int) else None
+    return None

@@ -1,0 +1,166 @@
+"""Curricula that count the environment's steps go on with a resume, a student and fine-tuning.
+
+rsl_rl's own runners train here, as in Isaac Lab.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+
+from rsl_tbptt.algorithms.extensions.curricula import counted_steps
+from rsl_tbptt_tasks.memory import RecallEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+STEPS = 6
+"""Steps of a rollout."""
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.3}
+MLP = {"class_name": "MLPModel", "hidden_dims": [8], "distribution_cfg": GAUSSIAN}
+LSTM = {**MLP, "class_name": "RNNModel", "rnn_type": "lstm", "rnn_hidden_dim": 8}
+PPO = {"class_name": "rsl_tbptt.algorithms:TbpttPPO"}
+STOCK = {"class_name": "PPO", "num_mini_batches": 2, "num_learning_epochs": 1}
+STUDENT = {"class_name": "rsl_tbptt.algorithms:TbpttDistillation", "gradient_length": 3}
+
+
+class Counting(RecallEnv):
+    """An environment with Isaac Lab's counter, and a log of its values at the first steps."""
+
+    common_step_counter = 0
+
+    @property
+    def unwrapped(self):
+        return self
+
+    def step(self, actions):
+        self.common_step_counter += 1
+        return super().step(actions)
+
+
+class Bare(RecallEnv):
+    """An environment without a counter."""
+
+
+def trained(
+    folder,
+    algorithm,
+    load=None,
+    *,
+    sees="policy",
+    env_class: type[RecallEnv] = Counting,
+    teacher=MLP,
+    **options,
+):
+    """Train for two iterations, from a checkpoint if one is named; return the environment."""
+    models: Any = {
+        "student": LSTM,
+        "teacher": teacher,
+        "actor": LSTM if sees == "policy" else MLP,
+        "critic": {**MLP, "distribution_cfg": None},
+    }
+    cfg = {
+        "num_steps_per_env": STEPS,
+        "save_interval": 100,
+        "obs_groups": {
+            **{role: ["privileged"] for role in models},
+            "student": ["policy"],
+            "actor": [sees],
+        },
+        "algorithm": {"rnd_cfg": None, **algorithm, **options},
+        "load_checkpoint": load,
+        **models,
+    }
+    env = env_class(4, recall_length=3)
+    folder.mkdir()
+    runner_class = DistillationRunner if algorithm is STUDENT else OnPolicyRunner
+    runner = runner_class(env, copy.deepcopy(cfg), str(folder))  # rsl_rl removes entries from it
+    if load:
+        runner.load(load)
+    runner.learn(2)
+    return env
+
+
+def first_teacher(obs):
+    return torch.zeros(len(obs))
+
+
+def counter(folder, iteration):
+    checkpoint = torch.load(folder / f"model_{iteration}.pt", weights_only=True)
+    return checkpoint["rsl_tbptt"]["env_state"]["common_step_counter"]
+
+
+@pytest.fixture(params=[PPO, STOCK], ids=["TbpttPPO", "rsl_rl's PPO"])
+def teacher(request, tmp_path):
+    """A teacher's checkpoint, with the config that Isaac Lab writes next to it."""
+    trained(tmp_path / "teacher", request.param, sees="privileged")
+    path = tmp_path / "teacher" / "params" / "agent.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump({"num_steps_per_env": STEPS}))
+    return str(tmp_path / "teacher" / "model_1.pt")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_resumed_training_goes_on(tmp_path, restarts):
+    trained(tmp_path / "first", PPO)
+    assert counter(tmp_path / "first", 1) == 2 * STEPS
+    first = str(tmp_path / "first" / "model_1.pt")
+    env = trained(tmp_path / "second", PPO, first, restart_curriculum=restarts)
+    assert env.common_step_counter == 4 * STEPS
+    assert counter(tmp_path / "second", 2) == 4 * STEPS
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["load", "teacher_checkpoint"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_distillation_begins_at_the_teachers_stage(teacher, tmp_path, loads, restarts):
+    folder, options = tmp_path / "student", {"restart_curriculum": restarts}
+    if not loads:
+        options["teacher_checkpoint"] = teacher
+    env = trained(folder, STUDENT, teacher if loads else None, **options)
+    began = 0 if restarts else 2 * STEPS
+    assert env.common_step_counter == counter(folder, 1) == began + 2 * STEPS
+    resumed = trained(tmp_path / "resumed", STUDENT, str(folder / "model_1.pt"), **options)
+    assert resumed.common_step_counter == began + 4 * STEPS
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_ppo_begins_at_the_students_stage(teacher, tmp_path, restarts):
+    trained(tmp_path / "student", STUDENT, teacher)
+    student = str(tmp_path / "student" / "model_1.pt")
+    env = trained(tmp_path / "tuned", PPO, student, restart_curriculum=restarts)
+    assert env.common_step_counter == 2 * STEPS + (0 if restarts else 4 * STEPS)
+
+
+def test_of_several_teachers_the_youngest_sets_the_stage(teacher, tmp_path):
+    longer = Path(teacher).with_name("model_8.pt")
+    checkpoint = torch.load(teacher, weights_only=True)
+    checkpoint["iter"] = 8
+    checkpoint.get("rsl_tbptt", {}).pop("env_state", None)
+    torch.save(checkpoint, longer)
+    assert counted_steps(checkpoint, str(longer)) == 9 * STEPS
+    files = {"old": str(longer), "young": teacher}
+    several = {
+        "class_name": "rsl_tbptt.models:SelectedTeachers",
+        "selector": first_teacher,
+        "teachers": {name: {"cfg": MLP, "checkpoint": path} for name, path in files.items()},
+    }
+    env = trained(tmp_path / "student", STUDENT, teacher=several)
+    assert env.common_step_counter == 4 * STEPS
+
+
+def test_without_a_counter_nothing_is_kept(teacher, tmp_path):
+    env = trained(tmp_path / "student", STUDENT, teacher, env_class=Bare)
+    assert not hasattr(env, "common_step_counter")
+    saved = torch.load(tmp_path / "student" / "model_1.pt", weights_only=True)
+    assert "env_state" not in saved["rsl_tbptt"]
+    with pytest.warns(UserWarning, match="restart_curriculum is True, which has no effect"):
+        trained(tmp_path / "another", STUDENT, teacher, env_class=Bare, restart_curriculum=True)
+
+
+def test_nothing_tells_the_stage_of_a_stock_checkpoint_without_its_config(tmp_path):
+    trained(tmp_path / "teacher", STOCK, sees="privileged")
+    env = trained(tmp_path / "student", STUDENT, str(tmp_path / "teacher" / "model_1.pt"))
+    assert env.common_step_counter == 2 * STEPS
