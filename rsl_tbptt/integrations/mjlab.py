@@ -206,20 +206,22 @@ class EpisodicPolicy:
 
 
 class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
-    """mjlab's runner for policies with memory, which also loads a GPU's checkpoint on a CPU.
+    """mjlab's runner, which also loads a GPU's checkpoint on a CPU and clears memory in play.
 
     For comparison ``--agent.algorithm.class-name PPO`` trains with rsl_rl's PPO: options that
     it lacks are left out.
     """
 
-    def __init__(self, env: RslRlVecEnvWrapper, train_cfg: dict[str, Any], *args: Any) -> None:
+    def __init__(
+        self, env: RslRlVecEnvWrapper, train_cfg: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
         """Build models, algorithm and logger; the arguments are those of mjlab's runner."""
         algorithm = train_cfg["algorithm"]
         if algorithm["class_name"] == "PPO":
             names = {option.name for option in fields(RslRlPpoAlgorithmCfg)}
             known = {name: value for name, value in algorithm.items() if name in names}
             train_cfg = {**train_cfg, "algorithm": known}
-        super().__init__(env, train_cfg, *args)
+        super().__init__(env, train_cfg, *args, **kwargs)
 
     def load(
         self,

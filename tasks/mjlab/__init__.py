@@ -18,7 +18,7 @@ from rsl_tbptt_tasks.mjlab.cartpole_camera import camera_cartpole_env_cfg
 from rsl_tbptt_tasks.mjlab.velocity import go1_env_cfg
 
 Agents = dict[str, tuple[RslRlBaseRunnerCfg, type | None]]
-"""Config and runner by the agent's name; None stands for mjlab's own runner."""
+"""Config and runner by the agent's name; None stands for ``TbpttMjlabRecurrentRunner``."""
 
 
 def _register(
@@ -26,6 +26,7 @@ def _register(
 ) -> None:
     """Register ``<task>-<agent>`` for every agent."""
     for name, (rl_cfg, runner_cls) in agents.items():
+        runner_cls = runner_cls or TbpttMjlabRecurrentRunner
         register_mjlab_task(f"{task}-{name}", env_cfg, play_env_cfg, rl_cfg, runner_cls)
 
 

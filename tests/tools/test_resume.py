@@ -118,15 +118,20 @@ def test_the_command_goes_on_to_the_end_of_the_training(run, settings, capsys, m
 
 
 @pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
-def test_run_runs_it_where_the_training_logs(run, settings, monkeypatch, capsys):
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, "cuda:1"), (False, "cpu")])
+def test_run_runs_it_where_the_training_logs(run, settings, monkeypatch, capsys, has_gpu, expected):
     seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(
         "rsl_tbptt.tools.platforms.run_shown", lambda *arguments: seen.append(arguments) or 7
     )
     assert main(["resume", str(run), "--run"]) == 7
     [(command, folder, device)] = seen
-    assert (command[0], folder, device) == ("isaaclab", run.parents[3], "cuda:1")
-    assert capsys.readouterr().out == ""
+    assert (command[0], folder, device) == ("isaaclab", run.parents[3], expected)
+    assert f"agent.device={expected}" in command
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("This machine has no GPU, so it uses the CPU." in shown.err) == (not has_gpu)
 
 
 def test_a_complete_training_says_how_to_go_on(run, settings, capsys):

@@ -196,7 +196,7 @@ def resume(
     from rsl_tbptt.tools.runs.resume import resumption
 
     with redirect_stdout(sys.stderr):  # simulators print while their tasks are looked up
-        found = resumption(folder, task=task, iterations=iterations)
+        found = resumption(folder, task=task, iterations=iterations, here=run)
     for remark in found.remarks:
         print(f"# {remark}", file=sys.stderr)
     if run:

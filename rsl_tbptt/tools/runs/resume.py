@@ -270,13 +270,16 @@ class RunFacts:
         return first + self.agent["max_iterations"] - 1
 
 
-def resumption(run: Path, *, task: str | None = None, iterations: int | None = None) -> Resumption:
+def resumption(
+    run: Path, *, task: str | None = None, iterations: int | None = None, here: bool = False
+) -> Resumption:
     """Write the command that continues a training from its newest checkpoint that can be loaded.
 
     Args:
         run: Log folder of Isaac Lab or mjlab.
         task: Registered id. None takes the training's.
         iterations: Iterations to go on for. None takes those that are left.
+        here: Whether the command runs on this machine: on its CPU if it has no GPU.
 
     Raises:
         ValueError: If there is no checkpoint, no iteration is left or ``iterations`` is below 1,
@@ -310,6 +313,11 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
             f" (a preset, for example): {', '.join(others)}."
         )
     device = agent.get("device") or device_of(checkpoint)
+    if here and device.startswith("cuda") and not _has_gpu():
+        remarks.append(
+            f"The training ran on {device}. This machine has no GPU, so it uses the CPU."
+        )
+        device = "cpu"
     command = facts.platform.train_command(training, device=device)
     return Resumption(command, _working_directory(folder), device, remarks)
 
@@ -319,6 +327,12 @@ def number_of(checkpoint: Path) -> int:
     match = NUMBERED.fullmatch(checkpoint.name)
     assert match is not None  # as found in a folder
     return int(match[1])
+
+
+def _has_gpu() -> bool:
+    import torch  # not at the top: printing a checkpoint's name has to be quick
+
+    return torch.cuda.is_available()
 
 
 def device_of(checkpoint: Path) -> str:
