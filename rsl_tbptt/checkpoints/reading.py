@@ -130,12 +130,21 @@ def _check_sums(path: str) -> None:
         raise ValueError(f"the checksum of '{damaged}' in it differs.")
 
 
+EXPORTED = (
+    "is an exported policy: name the model_<iteration>.pt that it was exported from. A teacher may"
+    " be one, with the class_name 'rsl_tbptt.models:ExportedTeacher'."
+)
+"""What is wrong with a file of TorchScript or ONNX, in a message."""
+
+
 def _what_is_wrong(path: str, error: Exception) -> str:
     """Say what a file is that could not be loaded, and what to do."""
     import torch
 
     if isinstance(error, OSError):
         return f"cannot be opened: {error.strerror}."
+    if path.endswith(".onnx"):
+        return EXPORTED
     with open(path, "rb") as file:
         start = file.read(2)
     if start not in (b"", b"PK", b"\x80\x02"):  # a zip archive, or a pickle of torch before 1.6
@@ -143,10 +152,7 @@ def _what_is_wrong(path: str, error: Exception) -> str:
     with suppress(Exception):  # of a damaged file
         with zipfile.ZipFile(path) as archive:
             if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-                return (
-                    "is an exported policy (TorchScript): name the model_<iteration>.pt that it was"
-                    " exported from."
-                )
+                return EXPORTED
         if names := torch.serialization.get_unsafe_globals_in_checkpoint(path):
             return (
                 f"holds {', '.join(sorted(names))}, expected tensors and plain values, which run no"

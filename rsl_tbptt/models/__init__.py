@@ -9,10 +9,11 @@ from rsl_tbptt.compat import MODELS_ERA, require_era, rsl_rl_era
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_tbptt.models.cnn_rnn import CNNRNNModel
+    from rsl_tbptt.models.exported_teacher import ExportedTeacher
     from rsl_tbptt.models.recurrent import RecurrentModel
     from rsl_tbptt.models.teacher_group import SelectedTeachers
 
-__all__ = ["CNNRNNModel", "RecurrentModel", "SelectedTeachers"]
+__all__ = ["CNNRNNModel", "ExportedTeacher", "RecurrentModel", "SelectedTeachers"]
 
 
 def __getattr__(name: str) -> Any:

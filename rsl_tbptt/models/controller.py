@@ -122,25 +122,12 @@ def has_parameters(model: nn.Module) -> bool:
     return next(model.parameters(), None) is not None
 
 
-def check_has_parameters(teacher: nn.Module, option: str, path: str) -> None:
-    """Refuse a file for a teacher that needs none.
-
-    Raises:
-        ValueError: If the teacher has no parameters.
-    """
-    if not has_parameters(teacher):
-        raise ValueError(
-            f"{option} is '{path}', expected None: the teacher, {teacher}, has no parameters to"
-            " load."
-        )
-
-
 def as_teacher(teacher: Any, num_actions: int) -> Any:
     """Return a teacher that follows rsl_rl's interface, given one or a controller."""
     return teacher if is_model(teacher) else Controller(teacher, num_actions)
 
 
-_OF_NETWORKS = {
+OF_NETWORKS = {
     name for model in OWN_MODELS for name in inspect.signature(model.__init__).parameters
 }
 """Arguments of rsl_rl's models: with another ``class_name`` a config still has them."""
@@ -181,7 +168,7 @@ def _controller(named: Any, given: Mapping[str, Any], env: Any) -> Callable[...,
     """
     signature = inspect.signature(named)
     taken = signature.parameters
-    arguments = {key: v for key, v in given.items() if key in taken or key not in _OF_NETWORKS}
+    arguments = {key: v for key, v in given.items() if key in taken or key not in OF_NETWORKS}
     if "env" in taken:
         arguments["env"] = env
     try:

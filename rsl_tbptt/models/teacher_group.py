@@ -22,7 +22,8 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.controller import Untrained, check_has_parameters, has_parameters
+from rsl_tbptt.models.controller import Untrained
+from rsl_tbptt.models.exported_teacher import ExportedTeacher, check_needs_file, needs_file
 from rsl_tbptt.user_functions import unwritten
 
 NONE = -1
@@ -92,8 +93,8 @@ class SelectedTeachers(Untrained):
             n: _build(n, teachers[n]["cfg"], self._groups[n], obs, output_dim) for n in teachers
         }
         self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
-        self.loaded = False
-        """Whether the teachers' parameters have been loaded."""
+        self.unread = [*self.names]
+        """Names of the teachers whose files are still to be read."""
         self.selector = Selector(selector, self.names, obs)
         self.selected = torch.empty(0, dtype=torch.int64)
         """Each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
@@ -101,7 +102,7 @@ class SelectedTeachers(Untrained):
         self._paths = {name: cfg.get("checkpoint") for name, cfg in teachers.items()}
         for name, path in self._paths.items():
             if path is not None:
-                check_has_parameters(self.teachers[name], f"teachers.{name}.checkpoint", path)
+                check_needs_file(self.teachers[name], f"teachers.{name}.checkpoint", path)
         self._shapes = obs[:0].clone()
         self._state_forms: list[hidden_states.Form] = []
 
@@ -122,17 +123,17 @@ class SelectedTeachers(Untrained):
         return bool(self._recurrent)
 
     def load_checkpoints(self) -> None:
-        """Read the teachers from their files.
+        """Read the teachers that no checkpoint has brought from their files.
 
         Raises:
             ValueError: If a file is not named, missing, damaged or does not fit. Nothing is changed
                 then.
         """
         with torch.inference_mode(False):  # a rollout disables gradients
-            states = [self._read(name) for name in self.names]
-            for model, state_dict in zip(self._models, states, strict=True):
-                model.load_state_dict(state_dict)
-        self.loaded = True
+            states = {name: self._read(name) for name in self.unread}
+            for name, state_dict in states.items():
+                self.teachers[name].load_state_dict(state_dict)
+        self.unread = []
 
     def _read(self, name: str) -> Mapping[str, torch.Tensor]:
         """Read a teacher's parameters and buffers from its file.
@@ -141,7 +142,8 @@ class SelectedTeachers(Untrained):
             ValueError: If the file is not named, missing, damaged or does not fit.
         """
         path = self._paths[name]
-        if not has_parameters(self.teachers[name]):
+        model: Any = self.teachers[name]
+        if not needs_file(model):
             return {}
         if path is None:
             raise ValueError(
@@ -149,7 +151,10 @@ class SelectedTeachers(Untrained):
                 " checkpoint of a distillation has brought the teachers."
             )
         try:
-            return read_teacher(self.teachers[name], path, role_of(name), self._shapes)
+            if isinstance(model, ExportedTeacher):
+                model.load(path, self._shapes)
+                return {}
+            return read_teacher(model, path, role_of(name), self._shapes)
         except ValueError as error:
             raise ValueError(
                 f"The teacher '{name}' cannot be loaded from '{path}'. {error}"
@@ -158,7 +163,7 @@ class SelectedTeachers(Untrained):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the parameters of all teachers, as torch's modules do; then no file is needed.
+        """Load the parameters of all teachers, as torch's modules do, in place of their files.
 
         Args:
             state_dict: State of a model with the same teachers, of any shapes.
@@ -169,7 +174,7 @@ class SelectedTeachers(Untrained):
             The missing names and the unexpected names.
         """
         result = super().load_state_dict(state_dict, strict, assign)
-        self.loaded = True
+        self.unread = [n for n in self.names if isinstance(self.teachers[n], ExportedTeacher)]
         return result
 
     def check_state_dict(
@@ -242,7 +247,7 @@ class SelectedTeachers(Untrained):
         Raises:
             ValueError: If the teachers' files are needed, and one is missing or does not fit.
         """
-        if not self.loaded:
+        if self.unread:
             self.load_checkpoints()
         self.selected = self.selector(obs)
         rows = {number: self._rows_of(number) for number in range(len(self.names))}
@@ -538,5 +543,7 @@ def load_teacher(
     """
     if isinstance(model, SelectedTeachers):
         model.load_checkpoints()
+    elif isinstance(model, ExportedTeacher):
+        model.load(str(path), obs)
     else:
         model.load_state_dict(read_teacher(model, str(path), "teacher", obs, advice))

@@ -23,11 +23,11 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import labels_of
 from rsl_tbptt.models.controller import (
     as_teacher,
-    check_has_parameters,
     has_parameters,
     is_model,
     with_controllers,
 )
+from rsl_tbptt.models.exported_teacher import check_needs_file, needs_file
 from rsl_tbptt.models.teacher_group import (
     SelectedTeachers,
     check_teacher,
@@ -48,10 +48,10 @@ class ImitationOptions(OptionGroup):
     """
 
     teacher_checkpoint: str | None = None
-    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
+    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher, or an export.
 
-    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
-    with a teacher.
+    ``RUN/latest`` is the newest loadable checkpoint. None is read if the runner loads one with a
+    teacher.
     """
 
     teacher_coef: Annotated[float, positive(0)] = 0.0
@@ -178,8 +178,8 @@ class Imitation(Extension):
                 f" {ours.__name__}: '{loss}' has no gradient there, so the actor would not imitate."
             )
         if (path := self._options.teacher_checkpoint) is not None:
-            check_has_parameters(teacher, "teacher_checkpoint", path)
-        self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
+            check_needs_file(teacher, "teacher_checkpoint", path)
+        self.model, self.is_loaded = teacher.eval(), not needs_file(teacher)
 
     @property
     def teacher(self) -> MLPModel | None:
@@ -323,7 +323,7 @@ class Imitation(Extension):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that the schedule needs to continue; empty without a teacher."""
-        if self.model is None or not self.is_loaded:
+        if self.model is None or (has_parameters(self.model) and not self.is_loaded):
             return {}
         returns = {} if self.returns is None else {"returns": self.returns.state_dict()}
         teacher = self.model.state_dict()

@@ -22,7 +22,7 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels
-from rsl_tbptt.models.controller import check_has_parameters, has_parameters
+from rsl_tbptt.models.exported_teacher import check_needs_file, needs_file
 from rsl_tbptt.models.protocol import action_head, gaussian_head
 from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, load_teacher
 
@@ -32,10 +32,9 @@ class TeacherOptions(OptionGroup):
     """Options of a distillation's teacher."""
 
     teacher_checkpoint: str | None = None
-    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
+    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher, or an export.
 
-    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
-    (``--checkpoint`` in Isaac Lab, ``--agent.resume`` in mjlab).
+    ``RUN/latest`` is the newest loadable checkpoint. None is read if the runner loads one.
     """
 
     teacher_action_share: Annotated[
@@ -292,6 +291,8 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
         calls.setdefault(layer, []).append(output[0] if isinstance(output, tuple) else output)
 
     layers = {name: module for name, module in teacher.named_modules() if name}
+    if not layers:  # a controller, or a teacher whose file is not read yet
+        return {}
     hooks = [each.register_forward_hook(partial(record, name)) for name, each in layers.items()]
     training, state = teacher.training, teacher.get_hidden_state()
     teacher.eval()  # keeps running statistics unchanged
@@ -341,7 +342,7 @@ class LazyTeacher(Extension):
         """
         self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
         self._loaded = loaded
-        self.is_loaded = not has_parameters(teacher)
+        self.is_loaded = not needs_file(teacher)
         """Whether a checkpoint has brought the teacher, or none is needed."""
         if isinstance(teacher, SelectedTeachers) and path is not None:
             raise ValueError(
@@ -349,7 +350,7 @@ class LazyTeacher(Extension):
                 " own file, 'checkpoint' in teacher.teachers."
             )
         if path is not None:
-            check_has_parameters(teacher, "teacher_checkpoint", path)
+            check_needs_file(teacher, "teacher_checkpoint", path)
 
     def start_training(self) -> None:
         """Load the teacher from its file, if one is named and no checkpoint has brought it.
