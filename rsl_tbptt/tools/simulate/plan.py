@@ -21,7 +21,8 @@ from torch import nn
 from rsl_tbptt.core.memory import MemoryPlan
 from rsl_tbptt.files import AGENT, ENV, read_config
 from rsl_tbptt.installation import installed_version
-from rsl_tbptt.models import SelectedTeachers
+from rsl_tbptt.models import ExportedTeacher, SelectedTeachers
+from rsl_tbptt.models.teacher_group import models_by_role
 from rsl_tbptt.tools.platforms import (
     PLATFORMS,
     Platform,
@@ -154,8 +155,9 @@ def _check_texts(value: Any, file: Path, key: Any = None) -> None:
     # model_100.pt looks like code, too, but a file of a teacher is only read.
     elif isinstance(value, str) and not (str(key).endswith("checkpoint") or is_allowed(key, value)):
         raise ValueError(
-            f"{file} names {value!r} as {key}, expected a class of rsl_rl or this package: a run's"
-            " folder may come from anybody. Name the task, with --task, instead of the checkpoint."
+            f"{file} names {value!r} as {key}, expected a class of rsl_rl or this package that"
+            " loads no code: a run's folder may come from anybody. Name the task, with --task,"
+            " instead of the checkpoint."
         )
 
 
@@ -270,7 +272,10 @@ def filled(what: Planned, env: Any, device: str) -> Any:
     elif what.agent["algorithm"].get("teacher_cfg"):
         algorithm.imitation.is_loaded = True
     if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):
-        teacher.loaded = True
+        teacher.unread = []
+    for model in models_by_role(teacher).values():
+        if isinstance(model, ExportedTeacher):
+            model.use(lambda rows: rows.new_zeros(len(rows), env.num_actions))
     roll_out(algorithm, env, 1)
     algorithm.storage.clear()  # the next rollout begins with hidden states, as all but the first do
     roll_out(algorithm, env, cfg["num_steps_per_env"])
