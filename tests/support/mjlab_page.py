@@ -1,4 +1,4 @@
-"""docs/howto/mjlab.md as a reader follows it, then the commands of docs/studies/mjlab.md.
+"""docs/howto/mjlab.md as a reader follows it, then the trainings of docs/studies/mjlab.md and go1.md.
 
 From the first page: its files, its package and its commands, in the page's order.
 """
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "howto" / "mjlab.md").read_text() + (DOCS / "studies" / "mjlab.md").read_text()
+GO1 = (DOCS / "studies" / "go1.md").read_text().partition("## Train it\n")[2].partition("## ")[0]
+PAGE = (DOCS / "howto" / "mjlab.md").read_text() + (DOCS / "studies" / "mjlab.md").read_text() + GO1
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 """Language and text of every code block."""
 
