@@ -25,6 +25,7 @@ from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of
 from rsl_tbptt.tools.platforms.noted import (
     MISSING,
     PACKAGES,
+    NotedEnv,
     differences,
     dotted,
     is_dotted,
@@ -70,16 +71,33 @@ class Run:
         """Names of the observation groups that the policy sees."""
         return self.config["obs_groups"][self.part]
 
-    def noted_env(self, task: str | None) -> Path | None:
-        """Return the environment's config file next to the checkpoint; None if its task differs."""
+    @property
+    def clip_actions(self) -> float | None:
+        """Bound of the actions in training."""
+        return self.config.get("clip_actions")
+
+    def trained_task(self) -> str:
+        """Return the registered id of the task that the policy was trained on.
+
+        Raises:
+            ValueError: If the files next to the checkpoint do not tell.
+        """
+        return self.platform.find_trained(self.checkpoint).task
+
+    def noted_env(self, task: str | None) -> NotedEnv:
+        """Return the environment's config next to the checkpoint; an empty one for another task.
+
+        Raises:
+            ValueError: If it cannot be read.
+        """
         file = self.checkpoint.parent / ENV
         if not (file.is_file() and self.platform.trained_in(self.checkpoint.parent)):
-            return None
+            return NotedEnv()
         try:
-            same = task is None or self.platform.find_trained(self.checkpoint).task == task
+            same = task is None or self.trained_task() == task
         except (ValueError, OSError):
             same = True  # the checkpoint's task is unknown, so the user has named it
-        return file if same else None
+        return NotedEnv(file if same else None)
 
 
 def read_run(

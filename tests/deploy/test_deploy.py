@@ -17,8 +17,9 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
+from rsl_tbptt.tools.robot.bundle import BundlePolicy
 from rsl_tbptt.tools.robot.export import export
-from rsl_tbptt.tools.robot.verify import BundlePolicy, torchscript, verify
+from rsl_tbptt.tools.robot.verify import torchscript, verify
 from rsl_tbptt.tools.run import read_run
 
 

@@ -168,6 +168,8 @@ def test_a_student_with_images_is_evaluated_and_exported(folder, outputs):
     [file] = folder.glob("logs/rsl_rl/*/*/exported/*/policy.json")
     exported = json.loads(file.read_text())
     assert max(exported["max_difference"].values()) < 1e-4
+    task = "Tbptt-Cartpole-Camera-Student"
+    assert exported["simulation"] == {"platform": "mjlab", "task": task, "settings": {}}
 
 
 def played(outputs, name):

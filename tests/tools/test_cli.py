@@ -182,8 +182,11 @@ def test_an_exported_policy_is_evaluated_as_its_checkpoint(folder, capsys):
     assert results[0]["returns"] == pytest.approx(results[1]["returns"], abs=1e-5)
     assert [result["form"] for result in results] == ["onnx", "checkpoint"]
     shutil.copytree(bundle, folder / "elsewhere")
-    assert main(["evaluate", "--policy", "elsewhere", *words, "again.json"]) == 1
-    assert "name it with --checkpoint" in capsys.readouterr().err
+    assert main(["evaluate", "--policy", "elsewhere", *words, "alone.json"]) == 0
+    alone = json.loads((folder / "alone.json").read_text())
+    assert alone == results[0]
+    assert main(["evaluate", "--policy", "elsewhere"]) == 1
+    assert "name the checkpoint with --checkpoint" in capsys.readouterr().err
 
 
 def evaluate(*arguments):
@@ -491,18 +494,21 @@ def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
 ):
     seen = {}
 
-    def record(checkpoints, output, **options):
+    def record(policies, output, **options):
         output.write_bytes(b"film")
-        seen.update(options, checkpoints=[path.name for path in checkpoints])
+        seen.update(options, checkpoints=[policy.checkpoint.name for policy in policies])
 
     monkeypatch.setattr(play, "record", record)
-    words = ["--checkpoint", "model_0.pt", "--checkpoint", "no_policy.pt", "--num-envs", "3"]
-    assert main(["play", *words, "--video", "v.gif", "--task", "T", "env.a=1"]) == 0
+    shutil.copy("model_0.pt", "model_1.pt")
+    words = ["--checkpoint", "model_0.pt", "--checkpoint", "model_1.pt", "--num-envs", "3"]
+    words += ["--seed", "7", "--task", "T", "env.a=1"]
+    assert main(["play", *words, "--video", "v.gif"]) == 0
     assert seen == {
-        "checkpoints": ["model_0.pt", "no_policy.pt"],
+        "checkpoints": ["model_0.pt", "model_1.pt"],
         "task": "T",
         "overrides": ["env.a=1"],
-        "trust": [],
+        "seconds": 10.0,
+        "seed": 7,
         "num_envs": 3,
         "device": "cpu",
     }

@@ -23,10 +23,11 @@ from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.commands.commands import image_size
 from rsl_tbptt.tools.robot import export as bundle
+from rsl_tbptt.tools.robot.bundle import BundlePolicy
 from rsl_tbptt.tools.robot.export import Recorded, write_bundle
 from rsl_tbptt.tools.robot.golden import draw
 from rsl_tbptt.tools.robot.robot_log import diagnose_log
-from rsl_tbptt.tools.robot.verify import BundlePolicy, largest_difference, read_golden, verify
+from rsl_tbptt.tools.robot.verify import largest_difference, read_golden, verify
 from rsl_tbptt.tools.simulate.policies import groups_of, saved_heads, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.

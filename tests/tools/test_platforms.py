@@ -28,6 +28,10 @@ from rsl_tbptt.tools.platforms.noted import NotedEnv
 isaaclab, mjlab, rsl_rl_alone = map(load_platform, PLATFORMS)
 
 
+def test_platforms_know_their_names():
+    assert tuple(platform.name for platform in (isaaclab, mjlab, rsl_rl_alone)) == PLATFORMS
+
+
 def test_importing_platforms_loads_no_simulator():
     names = ", ".join(f"rsl_tbptt.tools.platforms.{name}" for name in PLATFORMS)
     code = f"import sys, {names}; print(*sys.modules)"
@@ -267,19 +271,25 @@ def test_numbers_of_the_training_are_applied_and_told(tmp_path, capsys):
     pose = {".*_hip": 0.4, "knee": 0.2}
     file = noted_env(tmp_path, seed=7, decimation=8, scene=scene, pose=pose, asset="/b/robot.usda")
     cfg = EnvCfg()
-    NotedEnv(file, dataclasses.asdict).apply(cfg)
+    noted = NotedEnv(file)
+    noted.apply(cfg, dataclasses.asdict)
     expected = Section(num_envs=1, limits=(0.0, 0.5), friction=cast("float", None), term=3)
     assert cfg == EnvCfg(decimation=8, scene=expected, pose=pose)
     shown = capsys.readouterr().out
     assert shown.startswith(f"as in training, by {file}: decimation=8 scene.limits=[0.0, 0.5] ")
+    settings = json.loads(json.dumps(noted.settings))  # as in a bundle
+    again = EnvCfg()
+    NotedEnv(tmp_path / "policy.json", settings).apply(again, dataclasses.asdict)
+    assert again == cfg
+    assert capsys.readouterr().out == shown.replace(str(file), str(tmp_path / "policy.json"))
 
 
 def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
     file = noted_env(tmp_path, kind="rough", scene="flat")
     text = file.read_text().replace("name:builtins.len ''", "object/apply:os.system ['touch it']")
     file.write_text(text + "added: 3\nempty: null\n")
-    cfg, noted = EnvCfg(), NotedEnv(file, dataclasses.asdict)
-    noted.apply(cfg)
+    cfg, noted = EnvCfg(), NotedEnv(file)
+    noted.apply(cfg, dataclasses.asdict)
     assert (cfg, capsys.readouterr().out) == (EnvCfg(), "")
     assert not Path("it").exists()
     with pytest.warns(UserWarning, match=r"in kind, func, scene, added, empty, expected the"):
@@ -288,28 +298,37 @@ def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
 
 def test_a_section_of_another_class_is_named_as_a_whole(tmp_path):
     physics = {"class_type": "a:Newton", "dt": 0.1}
-    noted, cfg = NotedEnv(noted_env(tmp_path, pose=physics), dataclasses.asdict), EnvCfg(pose={})
+    noted, cfg = NotedEnv(noted_env(tmp_path, pose=physics)), EnvCfg(pose={})
     cfg.pose = {"class_type": "b:PhysX", "dt": 0.2}
-    noted.apply(cfg)
+    noted.apply(cfg, dataclasses.asdict)
     assert cfg.pose == {"class_type": "b:PhysX", "dt": 0.2}
     with pytest.warns(UserWarning, match=r"env\.yaml in pose, expected"):
         noted.warn_of_others(cfg)
 
 
 def test_what_building_completes_as_in_training_is_no_difference(tmp_path):
-    cfg, noted = (
-        EnvCfg(),
-        NotedEnv(noted_env(tmp_path, kind="/World/envs/env_.*/Robot"), dataclasses.asdict),
-    )
-    noted.apply(cfg)
+    cfg, noted = EnvCfg(), NotedEnv(noted_env(tmp_path, kind="/World/envs/env_.*/Robot"))
+    noted.apply(cfg, dataclasses.asdict)
     cfg.kind = "/World/envs/env_.*/Robot"
     noted.warn_of_others(cfg)
 
 
+def test_settings_of_a_bundle_are_numbers_that_the_task_has(tmp_path, capsys):
+    settings: Any = {"kind": "rough", "func": "os:system", "scene": 3, "added": 1, "decimation": 8}
+    settings |= {"seed": 9, "pose": {"knee": 0.5, "hip": 2.0, "terrain": {"num_envs": 4096}}}
+    pose = {"knee": 0.2, "terrain": {"num_envs": 1}}
+    cfg, noted = EnvCfg(pose=pose), NotedEnv(tmp_path, settings)
+    noted.apply(cfg, dataclasses.asdict)
+    assert cfg == EnvCfg(decimation=8, pose=pose | {"knee": 0.5})
+    assert noted.settings == {"decimation": 8, "pose": {"knee": 0.5}}
+    with pytest.warns(UserWarning, match=r"in kind, func, scene, pose\.hip, added, expected"):
+        noted.warn_of_others(cfg)
+
+
 def test_what_the_user_overrides_is_left_alone(tmp_path, capsys):
-    noted = NotedEnv(noted_env(tmp_path, decimation=8, episode_length_s=2.0), dataclasses.asdict)
+    noted = NotedEnv(noted_env(tmp_path, decimation=8, episode_length_s=2.0))
     cfg = EnvCfg(decimation=4)
-    noted.apply(cfg, EnvCfg())
+    noted.apply(cfg, dataclasses.asdict, EnvCfg())
     assert cfg == EnvCfg(decimation=4, episode_length_s=2.0)
     assert "decimation" not in capsys.readouterr().out
 
@@ -320,7 +339,7 @@ def test_what_the_user_overrides_is_left_alone(tmp_path, capsys):
 def test_a_noted_environment_that_cannot_be_read_is_refused(tmp_path, text, reason):
     (tmp_path / "env.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"env\.yaml' {reason}"):
-        NotedEnv(tmp_path / "env.yaml", dataclasses.asdict)
+        NotedEnv(tmp_path / "env.yaml")
 
 
 def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
@@ -338,7 +357,7 @@ def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
     monkeypatch.setattr(mjlab_module, "asdict", dataclasses.asdict)
     monkeypatch.setattr(Registry, "load_env_cfg", lambda *_: EnvCfg(), raising=False)
     file = noted_env(tmp_path, decimation=8, seed=9)
-    with simulated(mjlab, "Student", noted=file):
+    with simulated(mjlab, "Student", noted=NotedEnv(file)):
         assert built[0] == EnvCfg(decimation=8, seed=5, scene=Section(num_envs=2))
 
 

@@ -51,7 +51,7 @@ Trust = Annotated[
 Task = Annotated[str | None, "registered id of the task (default: the training's)"]
 EvaluatedBundle = Annotated[
     Path | None,
-    "evaluate this bundle of `rsl-tbptt export` instead of the checkpoint",
+    "evaluate this bundle of `rsl-tbptt export` instead",
     {"metavar": "BUNDLE"},
 ]
 TrustedForEvaluation = Annotated[
@@ -60,7 +60,8 @@ TrustedForEvaluation = Annotated[
     {"action": "append", "metavar": "NAME"},
 ]
 EvaluationFile = Annotated[
-    Path | None, "JSON file to write (default: a new evaluation.json next to the checkpoint)"
+    Path | None,
+    "JSON file to write (default: a new evaluation.json next to the checkpoint or in the bundle)",
 ]
 MaxSteps = Annotated[
     int | None,
@@ -249,7 +250,7 @@ def plan(
 def evaluate(
     *,
     checkpoint: Annotated[
-        Path | None, "checkpoint; with --policy, the bundle's own by default"
+        Path | None, "checkpoint; with --policy, one next to the bundle by default"
     ] = None,
     policy: EvaluatedBundle = None,
     form: Annotated[str, "file of the bundle to run", {"choices": ("onnx", "c")}] = "onnx",
@@ -273,22 +274,29 @@ def evaluate(
     if form != "onnx" and policy is None:
         raise ValueError(f"--form is {form}, expected it only next to --policy.")
     where.check()
-    exported = None
+    run = exported = None
     if policy is not None:
-        from rsl_tbptt.tools.robot import verify as replaying  # only a bundle needs onnxruntime
+        from rsl_tbptt.tools.robot import bundle as bundles  # only a bundle needs onnxruntime
+        from rsl_tbptt.tools.robot.verify import check_trust
 
         if form == "c":
-            replaying.check_trust(policy, trust)
-        exported = partial(replaying.exported_policy, policy, form)
-        checkpoint = checkpoint or replaying.checkpoint_of(policy)
-    assert checkpoint is not None
-    run = where.run(checkpoint, agent, trust)
+            check_trust(policy, trust)
+        checkpoint = checkpoint or bundles.checkpoint_of(policy)
+        if checkpoint is None:
+            if agent is not None:
+                raise ValueError(f"--agent is {agent}, expected it only next to --checkpoint.")
+            run = bundles.LoneBundle(policy, form, where.platform_name)
+        else:
+            exported = partial(bundles.exported_policy, policy, form)
+    if run is None:
+        assert checkpoint is not None
+        run = where.run(checkpoint, agent, trust)
     default = run.checkpoint.parent / "evaluation.json"
     output_path(output, default, evaluation.MARK)  # first: evaluating takes a while
     result = evaluation.evaluate(
         run,
         exported=exported,
-        form="checkpoint" if exported is None else form,
+        form="checkpoint" if policy is None else form,
         episodes=episodes,
         max_steps=max_steps,
         seed=seed,
@@ -468,29 +476,39 @@ def play(
     ],
     checkpoint: Annotated[
         Sequence[Path], "checkpoint, or RUN/latest; with --video repeatable", {"action": "append"}
-    ],
+    ] = (),
+    policy: Annotated[
+        Sequence[Path],
+        "with --video, bundle to film; repeatable",
+        {"action": "append", "metavar": "BUNDLE"},
+    ] = (),
     task: Task = None,
     num_envs: Annotated[int | None, "environments to show (default: 16, with --video 2)"] = None,
-    video: Annotated[Path | None, "render the robots into this GIF or WebP file instead"] = None,
+    video: Annotated[Path | None, "GIF or WebP file to film into instead"] = None,
+    seconds: Annotated[float, "with --video, most seconds of an episode"] = 10.0,
+    seed: Annotated[int, "with --video, seed of the environments"] = 1000,
     trust: Trust = (),
     device: Device = "cpu",
 ) -> int:
     """Play a checkpoint with its platform's own command, task and agent.
 
     Raises:
-        ValueError: If an option is given that only the other one takes.
+        ValueError: If an option is missing, or given that only the other one takes.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.simulate import play as playing
 
+    if not (checkpoint or policy):
+        raise ValueError("--checkpoint is missing, expected it, or --policy next to --video.")
     checkpoints = [checkpoint_file(path) for path in checkpoint]
     if num_envs is not None and num_envs < 1:
         raise ValueError(f"--num-envs is {num_envs}, expected at least 1.")
     if video is None:
-        if len(checkpoints) > 1 or trust:
+        if len(checkpoints) > 1 or trust or policy:
             raise ValueError(
-                "--video is missing, expected it next to --trust or several --checkpoint: the"
-                " platform's own play shows one policy and loads the classes of its task."
+                "--video is missing, expected it next to --policy, --trust or several --checkpoint:"
+                " the platform's own play, which has a window, shows one checkpoint's policy and"
+                " loads the classes of its task. A bundle has no window."
             )
         return playing.play(
             checkpoints[0], num_envs=num_envs or 16, task=task, device=device, extra_args=extra_args
@@ -502,17 +520,25 @@ def play(
             " task: env.episode_length_s=4."
         )
     check_device(device)
-    playing.record(
-        checkpoints,
-        video,
-        overrides=[*extra_args],
-        num_envs=num_envs or 2,
-        task=task,
-        trust=trust,
-        device=device,
-    )
+    policies = _read_policies(checkpoints, policy, trust)
+    where = {"overrides": [*extra_args], "task": task, "device": device}
+    playing.record(policies, video, seconds=seconds, num_envs=num_envs or 2, seed=seed, **where)
     print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
     return 0
+
+
+def _read_policies(
+    checkpoints: Sequence[Path], bundles: Sequence[Path], trust: Sequence[str]
+) -> list[Any]:
+    """Read policies to film, first those of checkpoints."""
+    from rsl_tbptt.tools.run import read_run
+
+    policies: list[Any] = [read_run(path, trust=trust) for path in checkpoints]
+    if bundles:
+        from rsl_tbptt.tools.robot.bundle import LoneBundle  # only a bundle needs onnxruntime
+
+        policies += map(LoneBundle, bundles)
+    return policies
 
 
 def new(

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rsl_tbptt.tools.platforms.noted import NotedEnv
+
 if TYPE_CHECKING:
     import torch
 
@@ -77,10 +79,9 @@ class Simulation:
     image_size: tuple[int, int] | None = None
     """Width and height of the images for :meth:`Platform.renderer`, in pixels. None adds no camera.
     The camera changes neither physics nor what is drawn at random."""
-    noted: Path | None = None
-    """The environment's config of the training, whose numbers are applied; see
-    :class:`rsl_tbptt.tools.platforms.noted.NotedEnv`. None simulates the task as it is
-    registered. Overrides win."""
+    noted: NotedEnv = field(default_factory=NotedEnv)
+    """The environment's config of the training, whose numbers are applied. By default the task is
+    simulated as it is registered. Overrides win."""
 
 
 class Platform:
@@ -98,6 +99,11 @@ class Platform:
     """Its command. None: it can neither train, play nor render a task."""
     DEFAULT_AGENT = ""
     """Name of the agent's config where a user names none."""
+
+    @property
+    def name(self) -> str:
+        """Its name in :data:`PLATFORMS`."""
+        return type(self).__module__.rpartition(".")[2]
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether the files in a log folder are this platform's."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
-from rsl_tbptt.tools.platforms.noted import Found, NotedEnv, noted_settings
+from rsl_tbptt.tools.platforms.noted import Found, noted_settings
 
 if TYPE_CHECKING:
     import torch
@@ -110,14 +110,13 @@ class IsaacLab(Platform):
         own = [] if any(word.startswith("physics=") for word in overrides) else physics(task)
         cfg: Any = resolve_task_config(task, None, overrides=[*own, *overrides])[0]
         default = resolve_task_config(task, None, overrides=physics(task))[0] if overrides else None
-        noted = NotedEnv(simulation.noted, to_dict)
-        noted.apply(cfg, default)
+        simulation.noted.apply(cfg, to_dict, default)
         cfg.scene.num_envs, cfg.seed, cfg.sim.device = simulation.num_envs, simulation.seed, device
         if simulation.image_size is not None:
             setattr(cfg.scene, CAMERA, _camera_cfg(*simulation.image_size))
         with launch_simulation(cfg, {"device": device}):
             made: Any = gym.make(task, cfg=cfg)
-            noted.warn_of_others(cfg)
+            simulation.noted.warn_of_others(cfg)
             with closing(RslRlVecEnvWrapper(made, clip_actions=simulation.clip_actions)) as env:
                 yield env
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.files import ENV
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
-from rsl_tbptt.tools.platforms.noted import Found, NotedEnv, noted_settings
+from rsl_tbptt.tools.platforms.noted import Found, noted_settings
 
 if TYPE_CHECKING:
     import torch
@@ -97,13 +97,12 @@ class Mjlab(Platform):
         if task not in registry.list_tasks():
             raise ValueError(f"The task is '{task}', expected one of {registry.list_tasks()}.")
         cfg = registry.load_env_cfg(task)
-        noted = NotedEnv(simulation.noted, asdict)
-        noted.apply(cfg)
+        simulation.noted.apply(cfg, asdict)
         cfg.scene.num_envs, cfg.seed = simulation.num_envs, simulation.seed
         if simulation.image_size is not None:
             _add_camera(cfg, *simulation.image_size)
         made = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, simulation.device)
-        noted.warn_of_others(cfg)
+        simulation.noted.warn_of_others(cfg)
         wrapper = import_module("mjlab.rl").RslRlVecEnvWrapper
         with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env

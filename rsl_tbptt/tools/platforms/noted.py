@@ -81,38 +81,50 @@ class NotedEnv:
     The other differences are named.
     """
 
-    def __init__(self, file: Path | None, as_dict: Callable[[Any], Any]) -> None:
+    def __init__(self, file: Path | None = None, settings: Mapping[str, Any] | None = None) -> None:
         """Read a config without running code that it may contain.
 
         Args:
             file: ``params/env.yaml`` of a run. None: nothing is applied.
-            as_dict: Turns a config into what the platform writes.
+            settings: What differs from the task's config, which ``file`` holds in another form; see
+                :attr:`settings`. None reads ``file``.
 
         Raises:
             ValueError: If it cannot be read.
         """
-        self._file, self._as_dict = file, as_dict
-        self._noted = None if file is None else read_config(file, sequence=list, other=_as_text)
+        self._file, self._changes = file, settings
+        self._noted: dict[str, Any] = {}
+        if file is not None and settings is None:
+            self._noted = read_config(file, sequence=list, other=_as_text)
+        self._as_dict: Callable[[Any], Any] = dict
         self._left: set[Keys] = set()
+        self.settings: dict[str, Any] = {}
+        """The numbers that :meth:`apply` has set, nested like the config."""
 
-    def apply(self, cfg: Any, default: Any = None) -> None:
+    def apply(self, cfg: Any, as_dict: Callable[[Any], Any], default: Any = None) -> None:
         """Set the numbers that the training had, and print them.
 
         Args:
             cfg: The config of the environment to be simulated, which is changed.
+            as_dict: Turns a config into what the platform writes.
             default: The task's config without the user's overrides, which are left alone. None
                 where there are none.
         """
-        if self._noted is None:
+        if self._file is None:
             return
+        self._as_dict = as_dict
         here = self._written(cfg)
+        if self._changes is not None:
+            self._noted = _changed(here, self._changes)
         chosen = () if default is None else differences(here, self._written(default))
         applied = []
         for keys, (value, old) in differences(self._noted, here).items():
-            if keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
+            is_chosen = keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen)
+            if is_chosen or dotted(keys).endswith(BUILT):
                 continue
             if old is not MISSING and is_plain(value) and (is_plain(old) or value is None):
                 _put(cfg, keys, value)
+                _nest(self.settings, keys, value)
                 applied.append(f"{dotted(keys)}={value}")
             else:
                 self._left.add(keys)
@@ -196,6 +208,20 @@ def _put(cfg: Any, keys: Keys, value: Any) -> None:
     values = cfg if isinstance(cfg, dict) else vars(cfg)
     is_tuple = isinstance(values[keys[-1]], tuple) and isinstance(value, list)
     values[keys[-1]] = tuple(value) if is_tuple else value
+
+
+def _nest(sections: dict[str, Any], keys: Keys, value: Any) -> None:
+    """Set a value of nested dictionaries, which are made where they are missing."""
+    for key in keys[:-1]:
+        sections = sections.setdefault(key, {})
+    sections[keys[-1]] = value
+
+
+def _changed(config: Any, changes: Any) -> Any:
+    """Return a config with the values that nested changes have in their place."""
+    if not (isinstance(config, Mapping) and isinstance(changes, Mapping)):
+        return changes
+    return {**config, **{key: _changed(config.get(key), changes[key]) for key in changes}}
 
 
 def dotted(keys: Keys) -> str:

@@ -39,7 +39,7 @@ from rsl_tbptt.tools.robot.runtime_configs import terms_of
 from rsl_tbptt.tools.robot.targets import TARGETS
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript, verify
 from rsl_tbptt.tools.run import Run
-from rsl_tbptt.tools.simulate.evaluate import started
+from rsl_tbptt.tools.simulate.evaluate import Start, started
 from rsl_tbptt.tools.simulate.policies import (
     Images,
     build_policy,
@@ -110,12 +110,11 @@ def export(
         recorded = _drawn(run, images or {}, heads, steps, seed)
     else:
         with started(run, num_envs=1, seed=seed, **where) as start:
-            source = f"one robot of {start.task}, noise included, seed {seed}"
-            recorded = Recorded(start.policy, golden.record(start, heads, steps, seed), source)
+            recorded = _simulated(start, heads, steps, seed)
     about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
     forms = {"single_input": single_input, "targets": target}
     with tempfile.TemporaryDirectory() as name:
-        bundle = write_bundle(folder := Path(name), recorded, heads, run.robot, about, **forms)
+        bundle = write_bundle(folder := Path(name), recorded, heads, _robot(run), about, **forms)
         bundle["max_difference"] = differences = verify(folder, [folder])
         passed = all(each <= tolerance for each in differences.values())  # false for NaN
         if passed:
@@ -146,6 +145,22 @@ def _can_simulate(run: Run, task: str | None) -> bool:
     if run.platform.TASKS is None:  # rsl_rl alone
         return bool(task)
     return importlib.util.find_spec(run.platform.PACKAGES[0]) is not None
+
+
+def _robot(run: Run) -> dict[str, Any]:
+    """Return the properties of the robot, with the bound of actions from the training's config."""
+    bound = {} if run.clip_actions is None else {"clip_actions": run.clip_actions}
+    return {**bound, **run.robot}
+
+
+def _simulated(start: Start, heads: Mapping[str, nn.Module], steps: int, seed: int) -> Recorded:
+    """Record a policy in its task."""
+    source = f"one robot of {start.task}, noise included, seed {seed}"
+    trajectory, platform = golden.record(start, heads, steps, seed), start.run.platform
+    simulation = {"platform": platform.name, "task": start.task}
+    simulation["settings"] = _finite(start.settings)
+    is_id = platform.TASKS is not None  # those of rsl_rl alone name code
+    return Recorded(start.policy, trajectory, source, simulation=simulation if is_id else None)
 
 
 def _drawn(
@@ -226,6 +241,8 @@ class Recorded:
     knows_widths: bool = True
     """False if only the groups' total width is known. The widths in the trajectory are then
     arbitrary ones with that total, and ONNX takes a single ``obs``."""
+    simulation: Mapping[str, Any] | None = None
+    """Platform, registered task and ``settings`` to simulate it; None if they are not known."""
 
 
 def write_bundle(
@@ -258,7 +275,7 @@ def write_bundle(
     source = f"{len(trajectory['reset'])} steps, {recorded.source}"
     model = onnx_model(step)
     about = {**about, "trained_as": type(policy).__name__, "golden": source}
-    about["onnx"] = _versions_of(model)
+    about |= {"simulation": recorded.simulation, "onnx": _versions_of(model)}
     metadata = describe(step, groups if knows_widths else {}, robot, about)
     onnx.save(_with_metadata(model, metadata), folder / ONNX)
     if hasattr(torch.jit, "script"):

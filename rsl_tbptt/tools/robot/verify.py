@@ -1,4 +1,4 @@
-"""Run the files of a bundle, to compare them with the trained policy or in its place."""
+"""Run the files of a bundle, to compare them with the trained policy."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,17 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from rsl_tbptt.deploy import GOLDEN, METADATA, Policy, groups_in, join
 from rsl_tbptt.tools.progress import track
-from rsl_tbptt.tools.robot.c_code import CPolicy, run_c
-from rsl_tbptt.tools.simulate.evaluate import Start
-from rsl_tbptt.tools.simulate.policies import groups_of
+from rsl_tbptt.tools.robot.c_code import run_c
 
 TORCHSCRIPT = "policy.pt"
-MOST_APART = 1e-3
-"""Largest difference of a bundle's actions from its checkpoint's; an export passes with 1e-4."""
 
 
 def is_trusted(bundle: Path, trust: Sequence[str | Path]) -> bool:
@@ -185,89 +180,3 @@ def torchscript() -> Iterator[None]:
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
     """Return the largest absolute difference; NaN if there is one."""
     return float(np.abs(found - expected).max())
-
-
-class BundlePolicy:
-    """A bundle's policy, stepped as on a robot, with one state per environment."""
-
-    def __init__(self, bundle: Path, form: str, groups: Sequence[str]) -> None:
-        """Load a bundle.
-
-        Args:
-            bundle: The folder, which the user trusts if the form is "c".
-            form: "onnx" or "c".
-            groups: Names of the policy's observation groups in its order. They are needed if the
-                bundle does not know them, since its checkpoint did not show their widths.
-
-        Raises:
-            ValueError: If the folder is not a bundle, or lacks that form.
-        """
-        self._policy: Any = CPolicy(bundle) if form == "c" else Policy(bundle)
-        self._begin = self._policy.state
-        known = self._policy.metadata["observation_groups"]
-        self._groups, self._joins = [*(known or groups)], not known
-        self._states = []
-
-    def __call__(self, obs: TensorDict) -> torch.Tensor:
-        """Return the actions, (N, A), for observations, batch size (N,)."""
-        groups = {name: obs[name].cpu().numpy() for name in self._groups}
-        self._states = self._states or [self._begin] * len(obs)
-        actions = []
-        for env, state in enumerate(self._states):
-            self._policy.state = state
-            seen = {name: values[env] for name, values in groups.items()}
-            seen = {"obs": join([*seen.values()])} if self._joins else seen
-            actions.append(self._policy.step(seen))
-            self._states[env] = self._policy.state
-        return torch.from_numpy(np.stack(actions)).to(next(iter(obs.values())).device)
-
-    def reset(self, dones: torch.Tensor | None = None) -> None:
-        """Clear the memory where an episode ended, or everywhere."""
-        for env in range(len(self._states)):
-            if dones is None or dones[env]:
-                self._states[env] = self._begin
-
-
-def exported_policy(bundle: Path, form: str, start: Start) -> BundlePolicy:
-    """Load a bundle to act in place of its checkpoint, under whose name the result is written.
-
-    Args:
-        bundle: The folder, which the user trusts if the form is "c".
-        form: "onnx" or "c".
-        start: The checkpoint's policy, and its environments.
-
-    Raises:
-        ValueError: If the folder is not a bundle, lacks that form, or acts differently on the first
-            observations.
-    """
-    policy = BundlePolicy(bundle, form, groups_of(start.policy))
-    with torch.inference_mode():
-        actions, expected = policy(start.obs), start.policy(start.obs)
-    start.policy.reset()
-    if not torch.allclose(actions, expected, rtol=MOST_APART, atol=MOST_APART, equal_nan=True):
-        raise ValueError(
-            f"The policy in '{bundle}' is not the checkpoint's, expected its export: their first"
-            f" actions are {(actions - expected).abs().max().item():.2g} apart. Name the checkpoint"
-            " that it was exported from with --checkpoint."
-        )
-    return policy
-
-
-def checkpoint_of(bundle: Path) -> Path:
-    """Return the checkpoint of a bundle that lies in ``exported/`` next to it.
-
-    Raises:
-        ValueError: If the checkpoint is not there, or the folder is not a bundle.
-    """
-    name = Policy(bundle).metadata["checkpoint"]
-    if Path(name).name != name:  # a bundle may come from anybody
-        raise ValueError(
-            f"checkpoint is {name!r} in '{bundle / METADATA}', expected a file's name without a"
-            " folder: name the checkpoint with --checkpoint."
-        )
-    checkpoint = bundle.resolve().parent.parent / name
-    if not checkpoint.is_file():
-        raise ValueError(
-            f"The checkpoint of '{bundle}' is not at '{checkpoint}': name it with --checkpoint."
-        )
-    return checkpoint

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +22,8 @@ from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.models.one_step import recorded_latents
-from rsl_tbptt.tools.platforms import Simulation
+from rsl_tbptt.tools.platforms import Platform, Simulation
+from rsl_tbptt.tools.platforms.noted import NotedEnv
 from rsl_tbptt.tools.progress import Progress
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.policies import WatchedHeads, build_policy, images_of
@@ -45,21 +47,46 @@ class Acting(Protocol):
         ...
 
 
+class Deployed(Acting, Protocol):
+    """A policy that needs no checkpoint: a bundle's. It tells what :class:`Run` tells."""
+
+    checkpoint: Path
+    """Where it would be; only its name is in results."""
+    platform: Platform
+    clip_actions: float | None
+    auxiliary: Mapping[str, Any]
+
+    def trained_task(self) -> str:
+        """Return the registered id of its task."""
+        ...
+
+    def noted_env(self, task: str | None) -> NotedEnv:
+        """Return what the training had changed in its task."""
+        ...
+
+    def check_observations(self, obs: TensorDict, task: str) -> None:
+        """Check that a task gives the observations that the policy sees."""
+        ...
+
+
 @dataclass(frozen=True)
 class Start:
     """A policy, and environments that have just been reset."""
 
-    run: Run
+    run: Run | Deployed
     task: str
+    settings: Mapping[str, Any]
+    """Numbers that the training had changed in the task; see ``NotedEnv``."""
     env: Any
     """In rsl_rl's form."""
-    policy: MLPModel
+    policy: Any
+    """The model, or what is deployed."""
     obs: TensorDict
     """The policy's first observations, batch size (N,)."""
 
 
 def evaluate(
-    run: Run,
+    run: Run | Deployed,
     *,
     exported: Callable[[Start], Acting] | None = None,
     form: str = "checkpoint",
@@ -154,7 +181,7 @@ def acting(start: Start, exported: Callable[[Start], Acting] | None) -> Iterator
 
 @contextmanager
 def started(
-    run: Run,
+    run: Run | Deployed,
     *,
     task: str | None = None,
     overrides: Sequence[str] = (),
@@ -182,24 +209,27 @@ def started(
     Raises:
         ValueError: If the task is unknown, or does not fit the policy.
     """
-    noted = run.noted_env(task)
     simulation = Simulation(
-        task=task or run.platform.find_trained(run.checkpoint).task,
+        task=task or run.trained_task(),
         num_envs=num_envs,
         seed=seed,
         device=device,
-        clip_actions=run.config.get("clip_actions"),
+        clip_actions=run.clip_actions,
         overrides=overrides,
         image_size=image_size,
-        noted=noted,
+        noted=run.noted_env(task),
     )
     with run.platform.simulated_env(simulation) as env:
         obs = env.get_observations()
-        policy = build_policy(run, device, images_of(obs))
-        _check_observations(policy, obs, simulation.task)
+        if isinstance(run, Run):
+            policy = build_policy(run, device, images_of(obs))
+            _check_observations(policy, obs, simulation.task)
+        else:
+            policy = run
+            policy.check_observations(obs, simulation.task)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = run.platform.restart(env, seed)
-        yield Start(run, simulation.task, env, policy, obs)
+        yield Start(run, simulation.task, simulation.noted.settings, env, policy, obs)
 
 
 def _check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:

@@ -31,7 +31,7 @@ from rsl_tbptt.tools.platforms import (
     load_platform,
     platform_of,
 )
-from rsl_tbptt.tools.platforms.noted import is_allowed
+from rsl_tbptt.tools.platforms.noted import NotedEnv, is_allowed
 from rsl_tbptt.tools.progress import track
 
 ALGORITHMS = ("TbpttDistillation", "TbpttPPO")
@@ -84,7 +84,7 @@ class Planned:
     """The runner's config."""
 
     noted: Path | None = None
-    """The environment's config of a training; see :class:`Simulation`."""
+    """File of the environment's config of a training."""
 
 
 def planned(
@@ -192,7 +192,7 @@ def plan(
         device=device,
         clip_actions=what.agent.get("clip_actions"),
         overrides=overrides,
-        noted=what.noted,
+        noted=NotedEnv(what.noted),
     )
     with what.platform.simulated_env(simulation) as env:
         return [

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from PIL import Image
     from tensordict import TensorDict
 
+    from rsl_tbptt.tools.run import Run
+    from rsl_tbptt.tools.simulate.evaluate import Deployed
+
 SIZE = (240, 180)
 """Width and height of a robot's image, in pixels."""
 SEEN_WIDTH = 96
@@ -32,8 +35,6 @@ SEEN_WIDTH = 96
 OVERSAMPLING = 2
 """Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
 FRAMES_PER_SECOND = 15
-MAX_SECONDS = 10.0
-"""Longer episodes are cut."""
 LAST_SECONDS = 1.0
 """How long the last frame stays."""
 HEADING = 24
@@ -88,59 +89,58 @@ def play(
         FileNotFoundError: If the platform is not installed.
     """
     checkpoint = checkpoint.resolve()
-    platform = _platform_with_robots(checkpoint)
+    platform = load_platform(platform_of(checkpoint))
+    _check_has_robots(platform, checkpoint)
     read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
     trained = platform.find_trained(checkpoint, task)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *extra_args], Path.cwd(), device)
 
 
-def _platform_with_robots(checkpoint: Path) -> Platform:
-    """Return the platform that a checkpoint was trained on.
+def _check_has_robots(platform: Platform, checkpoint: Path) -> None:
+    """Check that the platform of a checkpoint is not rsl_rl alone.
 
     Raises:
-        ValueError: If that is rsl_rl alone.
+        ValueError: If it is.
     """
-    platform = load_platform(platform_of(checkpoint))
     if platform.PROGRAM is None:
         raise ValueError(
             f"{checkpoint} was trained by {platform.TITLE}, which shows no robots, expected a"
             " checkpoint of Isaac Lab or mjlab."
         )
-    return platform
 
 
 def record(
-    checkpoints: Sequence[Path], output: Path, trust: Sequence[str] = (), **options: Any
+    policies: Sequence[Run | Deployed], output: Path, *, seconds: float = 10.0, **options: Any
 ) -> None:
     """Film policies and write one file.
 
     Args:
-        checkpoints: A file of each policy, all of tasks with the same duration of a step.
+        policies: The policies, all of tasks with the same duration of a step.
         output: GIF or WebP file; an earlier video is replaced.
-        trust: See :func:`rsl_tbptt.tools.run.read_run`.
+        seconds: Time after which longer episodes are cut.
         options: ``num_envs``, the number of robots, and where they are; see
             :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
     Raises:
         ValueError: If the file cannot be of its kind, a policy's platform renders nothing, or
-            something is wrong with a checkpoint or its task.
+            something is wrong with a policy or its task.
     """
     if output.suffix.lower() not in OPTIONS:
         raise ValueError(f"--video is {output}, expected a name that ends in one of {[*OPTIONS]}.")
-    for checkpoint in checkpoints:
-        _platform_with_robots(checkpoint)
+    if not seconds > 0:
+        raise ValueError(f"--seconds is {seconds}, expected above 0.")
+    for policy in policies:
+        _check_has_robots(policy.platform, policy.checkpoint)
     output = output_path(output, Path("video.gif"), MARK)
-    write([film(path, trust, **options) for path in checkpoints], output)
+    write([film(policy, seconds, **options) for policy in policies], output)
 
 
 @torch.inference_mode()
-def film(checkpoint: Path, trust: Sequence[str] = (), **options: Any) -> Film:
+def film(run: Run | Deployed, seconds: float, **options: Any) -> Film:
     """Film the first episodes of a policy; see :func:`record`."""
-    from rsl_tbptt.tools.run import read_run
     from rsl_tbptt.tools.simulate.evaluate import run_first_episodes, started
 
-    run = read_run(checkpoint, trust=trust)
     width, height = (OVERSAMPLING * pixels for pixels in SIZE)
     with started(run, image_size=(width, height), **options) as start:
         step_seconds = run.platform.step_seconds(start.env)
@@ -154,12 +154,12 @@ def film(checkpoint: Path, trust: Sequence[str] = (), **options: Any) -> Film:
                 seen = [obs[group] for group in groups]
                 images.append(with_seen(smoothed(render()), seen).cpu())
 
-        max_steps = round(MAX_SECONDS / step_seconds)
+        max_steps = max(1, round(seconds / step_seconds))
         _, steps, _ = run_first_episodes(
             start.env, start.policy, start.obs, watch=watch, max_steps=max_steps
         )
     return Film(
-        title=STARTED.sub("", checkpoint.resolve().parent.name),
+        title=STARTED.sub("", run.checkpoint.resolve().parent.name),
         images=torch.stack(images),
         lengths=[-(-length // stride) for length in steps.tolist()],
         seconds=[length * step_seconds for length in steps.tolist()],

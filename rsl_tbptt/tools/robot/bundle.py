@@ -1,0 +1,215 @@
+"""Let a bundle act in many environments: in place of its checkpoint, or where that is missing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.deploy import METADATA, Policy, join, read_metadata
+from rsl_tbptt.tools.platforms import PLATFORMS, load_platform
+from rsl_tbptt.tools.platforms.noted import NotedEnv
+from rsl_tbptt.tools.robot.c_code import CPolicy
+from rsl_tbptt.tools.simulate.evaluate import Start
+from rsl_tbptt.tools.simulate.policies import groups_of
+
+MOST_APART = 1e-3
+"""Largest difference of a bundle's actions from its checkpoint's; an export passes with 1e-4."""
+
+
+class BundlePolicy:
+    """A bundle's policy, stepped as on a robot, with one state per environment."""
+
+    def __init__(self, bundle: Path, form: str, groups: Sequence[str]) -> None:
+        """Load a bundle.
+
+        Args:
+            bundle: The folder, which the user trusts if the form is "c".
+            form: "onnx" or "c".
+            groups: Names of the policy's observation groups in its order. They are needed if the
+                bundle does not know them, since its checkpoint did not show their widths.
+
+        Raises:
+            ValueError: If the folder is not a bundle, or lacks that form.
+        """
+        self._policy: Any = CPolicy(bundle) if form == "c" else Policy(bundle)
+        self._begin = self._policy.state
+        known = self._policy.metadata["observation_groups"]
+        self._groups, self._joins = [*(known or groups)], not known
+        self._states = []
+
+    def __call__(self, obs: TensorDict) -> torch.Tensor:
+        """Return the actions, (N, A), for observations, batch size (N,)."""
+        groups = {name: obs[name].cpu().numpy() for name in self._groups}
+        self._states = self._states or [self._begin] * len(obs)
+        actions = []
+        for env, state in enumerate(self._states):
+            self._policy.state = state
+            seen = {name: values[env] for name, values in groups.items()}
+            seen = {"obs": join([*seen.values()])} if self._joins else seen
+            actions.append(self._policy.step(seen))
+            self._states[env] = self._policy.state
+        return torch.from_numpy(np.stack(actions)).to(next(iter(obs.values())).device)
+
+    def reset(self, dones: torch.Tensor | None = None) -> None:
+        """Clear the memory where an episode ended, or everywhere."""
+        for env in range(len(self._states)):
+            if dones is None or dones[env]:
+                self._states[env] = self._begin
+
+
+class LoneBundle(BundlePolicy):
+    """A bundle without its checkpoint, which tells itself where it is simulated.
+
+    A bundle may come from anybody: it names a known platform, a registered task, and numbers.
+    """
+
+    def __init__(self, bundle: Path, form: str = "onnx", platform: str | None = None) -> None:
+        """Load a bundle.
+
+        Args:
+            bundle: The folder, which the user trusts if the form is "c".
+            form: "onnx" or "c".
+            platform: One of :data:`PLATFORMS`. None takes the bundle's.
+
+        Raises:
+            ValueError: If the folder is not a bundle, lacks that form, or tells too little.
+        """
+        super().__init__(bundle, form, ())
+        metadata, self._file = self._policy.metadata, bundle.resolve() / METADATA
+        self.checkpoint = self._file.with_name(_checkpoint_name(metadata, bundle))
+        self._shapes = {n: each["shape"] for n, each in metadata["observation_groups"].items()}
+        if not self._shapes:
+            raise ValueError(
+                f"observation_groups is {{}} in '{self._file}', expected the groups that the policy"
+                " sees: name the checkpoint with --checkpoint."
+            )
+        self.obs_groups_2d = [name for name, shape in self._shapes.items() if len(shape) == 3]
+        self.auxiliary: Mapping[str, Any] = {}
+        self.clip_actions = _clip_actions(metadata["robot"].get("clip_actions"), self._file)
+        noted = metadata.get("simulation")
+        self._simulation: dict[str, Any] = noted if _is_simulation(noted) else {}
+        self.platform = load_platform(platform or self._told("platform"))
+
+    def trained_task(self) -> str:
+        """Return the registered id of its task.
+
+        Raises:
+            ValueError: If the bundle does not tell.
+        """
+        return self._told("task")
+
+    def noted_env(self, task: str | None) -> NotedEnv:
+        """Return what the training had changed in its task; nothing for another task."""
+        if task not in (None, self._simulation.get("task")):
+            return NotedEnv()
+        return NotedEnv(self._file, self._simulation.get("settings", {}))
+
+    def check_observations(self, obs: TensorDict, task: str) -> None:
+        """Check that a task gives the observations that the policy sees.
+
+        Raises:
+            ValueError: If a group is missing or has another shape.
+        """
+        found = {name: [*obs[name].shape[1:]] for name in self._shapes if name in obs}
+        if found != self._shapes:
+            raise ValueError(
+                f"{task} has the observation groups {found or [*obs.keys()]}, expected"
+                f" {self._shapes} as in '{self._file}': name the task that it was trained on."
+            )
+
+    def _told(self, name: str) -> str:
+        """Return the platform or the task.
+
+        Raises:
+            ValueError: If the bundle does not tell.
+        """
+        if not self._simulation:
+            raise ValueError(
+                f"simulation is {self._policy.metadata.get('simulation')!r} in '{self._file}',"
+                f" expected a platform of {[*_simulated_on()]}, the id of a registered task, and"
+                " settings: name the checkpoint with --checkpoint, or for `evaluate` --platform and"
+                " --task (for rsl_rl alone --env), or export the policy again."
+            )
+        return self._simulation[name]
+
+
+def _simulated_on() -> list[str]:
+    """Return the platforms with registered tasks: any other task's name is that of code."""
+    return [name for name in PLATFORMS if load_platform(name).TASKS is not None]
+
+
+def _is_simulation(entry: Any) -> bool:
+    """Return whether an entry of ``policy.json`` tells how to simulate, and names no code."""
+    if not (isinstance(entry, dict) and entry.get("platform") in _simulated_on()):
+        return False
+    task = entry.get("task")
+    # Isaac Lab would import the module in front of a colon.
+    is_id = isinstance(task, str) and ":" not in task
+    return is_id and isinstance(entry.get("settings"), dict)
+
+
+def _clip_actions(value: Any, file: Path) -> float | None:
+    """Return the bound of the actions in training.
+
+    Raises:
+        ValueError: If it is no number above 0.
+    """
+    if value is not None and not (type(value) in (int, float) and value > 0):
+        raise ValueError(
+            f"clip_actions is {value!r} in '{file}', expected a number above 0: export the policy"
+            " again."
+        )
+    return value
+
+
+def exported_policy(bundle: Path, form: str, start: Start) -> BundlePolicy:
+    """Load a bundle to act in place of its checkpoint, under whose name the result is written.
+
+    Args:
+        bundle: The folder, which the user trusts if the form is "c".
+        form: "onnx" or "c".
+        start: The checkpoint's policy, and its environments.
+
+    Raises:
+        ValueError: If the folder is not a bundle, lacks that form, or acts differently on the first
+            observations.
+    """
+    policy = BundlePolicy(bundle, form, groups_of(start.policy))
+    with torch.inference_mode():
+        actions, expected = policy(start.obs), start.policy(start.obs)
+    start.policy.reset()
+    if not torch.allclose(actions, expected, rtol=MOST_APART, atol=MOST_APART, equal_nan=True):
+        raise ValueError(
+            f"The policy in '{bundle}' is not the checkpoint's, expected its export: their first"
+            f" actions are {(actions - expected).abs().max().item():.2g} apart. Name the checkpoint"
+            " that it was exported from with --checkpoint."
+        )
+    return policy
+
+
+def checkpoint_of(bundle: Path) -> Path | None:
+    """Return the checkpoint of a bundle that lies in ``exported/`` next to it; None without one.
+
+    Raises:
+        ValueError: If the folder is not a bundle.
+    """
+    checkpoint = bundle.resolve().parent.parent / _checkpoint_name(read_metadata(bundle), bundle)
+    return checkpoint if checkpoint.is_file() else None
+
+
+def _checkpoint_name(metadata: Mapping[str, Any], bundle: Path) -> str:
+    """Return the name of the checkpoint that a bundle notes.
+
+    Raises:
+        ValueError: If it is that of another folder's file.
+    """
+    name = metadata["checkpoint"]
+    if Path(name).name != name:  # a bundle may come from anybody
+        raise ValueError(
+            f"checkpoint is {name!r} in '{bundle / METADATA}', expected a file's name without a"
+            " folder: name the checkpoint with --checkpoint."
+        )
+    return name
