@@ -1,4 +1,4 @@
-"""docs/howto/mjlab.md as a reader follows it, then the trainings of docs/studies/mjlab.md and go1.md.
+"""docs/howto/mjlab.md as a reader follows it, then the trainings of studies/mjlab.md and go1.md.
 
 From the first page: its files, its package and its commands, in the page's order.
 """
