@@ -110,8 +110,8 @@ class ExportedTeacher(Untrained):
         self._check_width(network, rows)
         tensors = [*network.parameters(), *network.buffers()]
         kept = [tensor.clone() for tensor in tensors]
-        alone = [self._actions(network(row)) for row in rows.split(1)]
-        again = self._actions(network(rows[:1]))
+        alone = [self._actions(network(row), 1) for row in rows.split(1)]
+        again = self._actions(network(rows[:1]), 1)
         same = all(map(torch.equal, tensors, kept))
         if not same or not torch.allclose(again, alone[0], rtol=1e-4, atol=1e-5, equal_nan=True):
             raise ValueError(
@@ -119,8 +119,9 @@ class ExportedTeacher(Untrained):
                 " rebuild a recurrent teacher's model and name its checkpoint."
             )
         try:
-            together = self._actions(network(rows))
-            fits = torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-4, equal_nan=True)
+            together = self._actions(network(rows), len(rows))
+            # Wide, since a GPU may multiply several rows in TF32 and a single one in float32.
+            fits = torch.allclose(together, torch.cat(alone), rtol=1e-2, atol=1e-2, equal_nan=True)
             reason = "rows influence each other"
         except Exception as error:  # torch and the file can raise anything
             fits, reason = False, _last_line(error)
@@ -154,8 +155,8 @@ class ExportedTeacher(Untrained):
         if reason:
             raise ValueError(f"cannot run on {given}, expected one tensor of them: {reason}")
 
-    def _actions(self, result: Any) -> torch.Tensor:
-        """Return the actions among the outputs of a network.
+    def _actions(self, result: Any, num_rows: int) -> torch.Tensor:
+        """Return the actions among the outputs of a network, shape (rows, A).
 
         Raises:
             ValueError: If they are of another shape, or nothing tells which output they are.
@@ -167,11 +168,11 @@ class ExportedTeacher(Untrained):
                     f" 0, as 'output' of the teacher's config, which is {self._output}."
                 )
             result = result[self._output]
-        if not isinstance(result, torch.Tensor) or result.shape[1:] != (self._num_actions,):
-            shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result)
+        shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result)
+        if shape != (num_rows, self._num_actions):
             raise ValueError(
-                f"returns {shape}, expected actions of shape (rows, {self._num_actions}): name a"
-                " policy for this robot."
+                f"returns {shape}, expected actions of shape {(num_rows, self._num_actions)}: name"
+                " a policy for this robot."
             )
         return result
 
@@ -193,7 +194,7 @@ class ExportedTeacher(Untrained):
         """
         assert self._network, "Training loads the file before it asks for labels."
         with torch.no_grad():  # parameters in TorchScript want a gradient
-            return self._actions(self._network[0](self._join(obs)))
+            return self._actions(self._network[0](self._join(obs)), len(obs))
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
         """Do nothing: there is no state. ``dones``: (N,)."""

@@ -89,8 +89,8 @@ class OnnxNetwork(nn.Module):
             result = run(*(values[name] for name in inputs), **attributes)
             every = result if isinstance(result, tuple) else (result,)
             values.update(zip(outputs, every, strict=False))
-        results = tuple(values[name] for name in self._outputs)
-        return results if len(results) > 1 else results[0]
+        results = [values[name] for name in self._outputs]
+        return tuple(results) if len(results) > 1 else results[0]
 
 
 def _plain(value: Any) -> Any:

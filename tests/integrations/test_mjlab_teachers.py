@@ -14,7 +14,7 @@ pytest.importorskip("mjlab")
 @pytest.mark.filterwarnings("ignore")  # torch's exporter warns of itself
 @pytest.mark.parametrize("head", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
 def test_labels_of_mjlabs_exporter(head, tmp_path):
-    from mjlab.rl.runner import MjlabOnPolicyRunner
+    from mjlab.rl.runner import MjlabOnPolicyRunner  # pyright: ignore[reportMissingImports]
 
     from rsl_tbptt.models import ExportedTeacher
 

@@ -54,7 +54,7 @@ def test_labels_of_rsl_rls_exporters(form, head, tmp_path):
 def test_labels_of_isaac_labs_exporters(form, tmp_path):
     exporter = pytest.importorskip("isaaclab_rl.rsl_rl.exporter")
     model = trained(None)
-    policy = nn.Module()
+    policy: Any = nn.Module()
     policy.actor, policy.is_recurrent = model.mlp, False
     name = "policy.pt" if form == "jit" else "policy.onnx"
     options = {"normalizer": model.obs_normalizer, "path": str(tmp_path), "filename": name}
@@ -88,7 +88,7 @@ def test_one_of_several_outputs_is_the_action(write, tmp_path):
     for output in (None, 3):
         with pytest.raises(ValueError, match=f"has 3 outputs, expected .* which is {output}"):
             load(path, output=output)
-    with pytest.raises(ValueError, match=r"returns \(1, 1\), expected actions of shape \(rows, 2"):
+    with pytest.raises(ValueError, match=r"returns \(1, 1\), expected actions of shape \(1, 2"):
         load(path, output=2)
 
 

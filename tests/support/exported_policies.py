@@ -32,7 +32,7 @@ def trained(distribution: str | None = "GaussianDistribution", **options: Any) -
     torch.manual_seed(1)
     cfg = {"distribution_cfg": {"class_name": distribution}} if distribution else {}
     cfg = {"hidden_dims": [8, 8], "obs_normalization": True, **cfg, **options}
-    model = MLPModel(observations(), GROUPS, "actor", NUM_ACTIONS, **cfg)
+    model: Any = MLPModel(observations(), GROUPS, "actor", NUM_ACTIONS, **cfg)
     model.obs_normalizer.update(2.0 * joined(observations()) + 1.0)
     return model.eval()
 
@@ -69,6 +69,10 @@ def _filled(module: nn.Module) -> nn.Module:
 
 class FastSac(nn.Module):
     """The form of FastSAC's actor: a normaliser, slices, layer norm, and a scaled tanh."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    scale: torch.Tensor
 
     def __init__(self) -> None:
         """Build the layers."""
@@ -111,6 +115,9 @@ class FlashSac(nn.Module):
 class RlGames(nn.Module):
     """The form of rl_games' actor: clipped statistics of float64, three outputs."""
 
+    mean: torch.Tensor
+    var: torch.Tensor
+
     def __init__(self) -> None:
         """Build the layers."""
         super().__init__()
@@ -131,6 +138,9 @@ class RlGames(nn.Module):
 class Skrl(nn.Module):
     """The form of skrl's Gaussian model behind its scaler: statistics, a clip, clipped means."""
 
+    mean: torch.Tensor
+    var: torch.Tensor
+
     def __init__(self) -> None:
         """Build the layers."""
         super().__init__()
@@ -146,6 +156,8 @@ class Skrl(nn.Module):
 
 class Remembers(nn.Module):
     """A recurrent policy as Isaac Lab exports it: the state is a buffer."""
+
+    hidden_state: torch.Tensor
 
     def __init__(self) -> None:
         """Build the layers."""
