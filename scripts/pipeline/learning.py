@@ -353,4 +353,6 @@ def _cells(group: list[Row], columns: dict[str, tuple[str, str]] | None = None) 
         ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))
         never = [f"{values.count(None)} never"] if None in values else []
         cells[heading] = ", ".join([*([" to ".join(ends)] if ends else []), *never])
+        if columns and not ends:
+            cells[heading] = "-"  # unknown, as a GPU's memory on a CPU, or never reached
     return cells
