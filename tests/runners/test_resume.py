@@ -125,7 +125,7 @@ def make(tmp_path, folder, case, **arguments):
         **{"env": Env(), "save_interval": 100} | arguments,
     )
     if case == "several recurrent teachers":
-        runner.alg.lazy_teacher.is_loaded = runner.alg.teacher.loaded = True
+        runner.alg.lazy_teacher.is_loaded, runner.alg.teacher.unread = True, []
     return runner
 
 

@@ -251,7 +251,7 @@ WRONG = {
     "export --checkpoint damaged.pt": "cannot be read, it is damaged",
     "export --checkpoint empty.pt": "cannot be read, it is damaged",
     "export --checkpoint no_dict.pt": "holds a list, not a dict",
-    "export --checkpoint exported.pt": "it is an exported policy (TorchScript): name the model_",
+    "export --checkpoint exported.pt": "it is an exported policy: name the model_",
     "export --checkpoint onnx.pt": "it is no checkpoint: name a model_<iteration>.pt",
     "export --checkpoint numpy.pt": "multiarray.scalar, numpy.dtype, expected tensors and plain",
     "export --checkpoint no_tensors.pt": "holds no tensors by name as actor_state_dict",
