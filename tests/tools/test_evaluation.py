@@ -139,6 +139,44 @@ def test_managers_provide_the_ends_and_reward_terms_of_first_episodes():
     assert sum(terms.values()) == pytest.approx(float(returns.mean()))
 
 
+class Walking(FakeEnv):
+    """Robots that are told to move by 1 m/s; environment i moves by (0, i) in steps that count.
+
+    In the step that ends an episode and after it, velocities are those of another episode.
+    """
+
+    def __init__(self, data):
+        super().__init__()
+        self.term = SimpleNamespace(vel_command_b=torch.tensor([[1.0, 0.0, 9.0]] * 3))
+        self.command_manager = SimpleNamespace(
+            active_terms=["height", "twist"],
+            get_term=lambda name: self.term if name == "twist" else SimpleNamespace(),
+        )
+        self.data = data
+
+    def step(self, actions):
+        result = super().step(actions)
+        velocity = torch.tensor([[0.0, 0.0, 9.0], [0.0, 1.0, 9.0], [0.0, 2.0, 9.0]])
+        velocity[self.steps >= torch.tensor(LENGTHS)] = torch.nan
+        self.term.robot = SimpleNamespace(data=self.data(velocity))
+        return result
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda velocity: SimpleNamespace(root_link_lin_vel_b=velocity),
+        lambda velocity: SimpleNamespace(root_lin_vel_b=velocity),
+        lambda velocity: SimpleNamespace(root_lin_vel_b=SimpleNamespace(torch=velocity)),
+    ],
+    ids=["mjlab", "isaaclab-2.3", "isaaclab-3.0"],
+)
+def test_the_velocity_error_is_that_of_the_steps_before_the_ends(data):
+    found, _ = facts_of(Walking(data))
+    errors = [1.0] * 1 + [2**0.5] * 4 + [5**0.5] * 2
+    assert found["velocity_error"] == pytest.approx(sum(errors) / len(errors))
+
+
 @pytest.mark.parametrize("told", [{}, {"time_outs": [0, 1, 0]}, {"success": [1, 1, 0]}])
 def test_environments_without_managers_provide_ends_in_extras(told):
     env = FakeEnv()

@@ -401,17 +401,8 @@ class EpisodeFacts:
                 self._sums[name] += value
         if self._velocity is not None:
             moving = running & (dones == 0)  # others have been reset
-            self._velocity_error += torch.where(moving, self._distance(), 0.0).sum()
+            self._velocity_error += torch.where(moving, _distance(self._velocity), 0.0).sum()
             self._num_moving += moving.sum()
-
-    def _distance(self) -> torch.Tensor:
-        """Return how far each base's velocity in the plane is from the commanded one, in m/s."""
-        data = self._velocity.robot.data
-        # mjlab's name, then Isaac Lab's, whose 3.0 wraps tensors.
-        velocity = getattr(data, "root_link_lin_vel_b", None)
-        velocity = data.root_lin_vel_b if velocity is None else velocity
-        velocity = getattr(velocity, "torch", velocity)
-        return (self._velocity.vel_command_b[:, :2] - velocity[:, :2]).norm(dim=-1)
 
     def _reasons(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = {"success": extras["success"]} if "success" in extras else {}
@@ -454,3 +445,17 @@ class EpisodeFacts:
         if self._terminations is None:
             return reason == "time_out"
         return bool(self._terminations.get_term_cfg(reason).time_out)
+
+
+def _distance(command: Any) -> torch.Tensor:
+    """Return how far each base's velocity in the plane is from the commanded one, in m/s.
+
+    Args:
+        command: A velocity command of mjlab or Isaac Lab.
+    """
+    data = command.robot.data
+    # mjlab's name, then Isaac Lab's, whose 3.0 wraps tensors.
+    velocity = getattr(data, "root_link_lin_vel_b", None)
+    velocity = data.root_lin_vel_b if velocity is None else velocity
+    velocity = getattr(velocity, "torch", velocity)
+    return (command.vel_command_b[:, :2] - velocity[:, :2]).norm(dim=-1)
