@@ -74,7 +74,7 @@ distillation-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE, RUN and P
 bench: $(INSTALLED)  ## time and memory of updates compared with rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
 
-gpu: $(INSTALLED)  ## tests, benchmark and profiles on a GPU, to run once and send back: runs/gpu
+gpu: $(INSTALLED) $(MJLAB)/.installed  ## tests, benchmark, profiles and Go1's study on a GPU, to run and send back: runs/gpu
 	$(PY) -m scripts.gpu --device $(if $(filter cpu,$(DEVICE)),cuda:0,$(DEVICE)) $(if $(RUN),--output '$(RUN)')
 
 docs: $(INSTALLED)  ## write the option tables from the code, and the notebooks from their pages

@@ -122,8 +122,8 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
             case = ("--algorithm", algorithm, *options, *size, *own)
             yield Portion(f"profile-{algorithm}-{precision}", 1, (*benchmark, "profile", *case))
     yield Portion("host", 1, (*benchmark, "host", "--device", device))
-    if find_spec("mjlab"):
-        study = (python, "-m", "scripts.pipeline.curves", "configs/go1_curves.yaml")
+    if mjlab := python if find_spec("mjlab") else shutil.which(".venv-mjlab/bin/python"):
+        study = (mjlab, "-m", "scripts.pipeline.curves", "configs/go1_curves.yaml")
         options = ("--device", device, "--output", str(output / "go1"), "--minutes", str(SLICE))
         yield Portion("go1", SLICE, (*study, *options, *(("--quick",) if quick else ())))
 
