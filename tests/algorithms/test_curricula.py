@@ -72,12 +72,13 @@ def trained(
         },
         "algorithm": {"rnd_cfg": None, **algorithm, **options},
         "load_checkpoint": load,
-        **models,
+        # rsl_rl removes entries from a config, so models must not share parts of theirs.
+        **{role: copy.deepcopy(model) for role, model in models.items()},
     }
     env = env_class(4, recall_length=3)
     folder.mkdir()
     runner_class = DistillationRunner if algorithm is STUDENT else OnPolicyRunner
-    runner = runner_class(env, copy.deepcopy(cfg), str(folder))  # rsl_rl removes entries from it
+    runner = runner_class(env, cfg, str(folder))
     if load:
         runner.load(load)
     runner.learn(2)
@@ -145,7 +146,9 @@ def test_of_several_teachers_the_youngest_sets_the_stage(teacher, tmp_path):
     several = {
         "class_name": "rsl_tbptt.models:SelectedTeachers",
         "selector": first_teacher,
-        "teachers": {name: {"cfg": MLP, "checkpoint": path} for name, path in files.items()},
+        "teachers": {
+            name: {"cfg": copy.deepcopy(MLP), "checkpoint": path} for name, path in files.items()
+        },
     }
     env = trained(tmp_path / "student", STUDENT, teacher=several)
     assert env.common_step_counter == 4 * STEPS
