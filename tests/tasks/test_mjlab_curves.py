@@ -11,17 +11,17 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
-POLICIES = ("teacher", "student", "history5", "finetuned", "rsl_rl_scratch")
-"""One of each kind: history of its task, another's algorithm, a start from a student."""
+POLICIES = ("teacher", "student", "history5", "rsl_rl_scratch")
+"""One of each kind: a longer history in its task, an algorithm of rsl_rl."""
 TIME_IS_UP = 75
 
 
 @pytest.fixture
 def study(tmp_path):
-    """Write the study with the hardest of its tasks only."""
+    """Write the study with few of its policies, on flat ground, where commands start sooner."""
     sweep = yaml.safe_load((CONFIGS / "go1_curves.yaml").read_text())
     sweep["policies"] = {name: sweep["policies"][name] for name in POLICIES}
-    sweep["tasks"] = {"randomized": sweep["tasks"]["randomized"]}
+    sweep["tasks"] = {"randomized": {"task": "Tbptt-Velocity-Flat-Unitree-Go1-Randomized"}}
     sweep["experiment"] = str(CONFIGS / "go1.yaml")
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(sweep, sort_keys=False))
@@ -42,7 +42,7 @@ def test_the_study_runs_in_slices_and_reports_every_policy(study):
     status, printed = curves(study)
     assert status == 0, printed
     report = (study.parent / "run" / "randomized" / "report.md").read_text()
-    assert "10 of 10 stages are finished" in report
+    assert "8 of 8 stages are finished" in report
     for name in POLICIES:
         assert report.count(f"| {name} ") == 3  # return, costs, and its seed
     assert "velocity error, m/s" in report
