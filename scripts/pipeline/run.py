@@ -113,20 +113,20 @@ def run_stages(
     timer.start()
     with ThreadPoolExecutor(jobs := jobs or (2 if device == "cpu" else 1)) as pool:
         try:
-            while graph.is_active() and not stop.is_set():
+            while graph.is_active():
                 ready = sorted([*ready, *(numbers[name] for name in graph.get_ready())])
-                while ready and len(running) < jobs:
+                while ready and len(running) < jobs and not stop.is_set():
                     stage, title = stages[ready[0]], titles[ready.pop(0)]
                     needs = {need: records[need] for need in stage.needs}
                     arguments = (stage, title, folder, device, needs, stop)
                     running[pool.submit(_run, *arguments)] = stage.name
+                if not running:
+                    break  # the time is up
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     name, record = running.pop(future), future.result()
                     if record.output:
                         records[name] = record
                         graph.done(name)
-            for future, name in running.items():
-                records |= {name: future.result()} if future.result().output else {}
         except BaseException:
             stop.set()
             raise

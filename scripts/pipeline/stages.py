@@ -80,10 +80,10 @@ def _training(experiment: Experiment, name: str, device: str) -> Stage:
     last iteration, which only a complete training writes.
     """
     policy = experiment.policies[name]
-    train = partial(train_command, experiment, policy, run_name=name, device=device)
-    start = policy.starts_from
     if policy.run is not None:
         return _published(name, REPOSITORY / policy.run)
+    train = partial(train_command, experiment, policy, run_name=name, device=device)
+    start = policy.starts_from
     task = load_platform(experiment.platform).task_id(experiment.task, policy.agent)
     return Stage(
         name=name,
@@ -98,7 +98,9 @@ def _published(name: str, run: Path) -> Stage:
     """Return the stage that copies the log folder of a policy that was trained before."""
     experiment = read_config(run / AGENT)["experiment_name"]
     copy = f"logs/rsl_rl/{experiment}/2000-01-01_00-00-00_{name}"
-    code = "import shutil, sys; shutil.copytree(*sys.argv[1:], copy_function=shutil.copyfile)"
+    # Without the files' times, since a result has to be newer than its stage's start.
+    options = "copy_function=shutil.copyfile, dirs_exist_ok=True"
+    code = f"import shutil, sys; shutil.copytree(*sys.argv[1:], {options})"
     return Stage(
         name=name,
         command=lambda _: ["python", "-c", code, str(run), copy],

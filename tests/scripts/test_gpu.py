@@ -31,6 +31,12 @@ def test_portions_that_passed_are_not_run_again(tmp_path, capsys):
     assert "## once\n\n```text\nfound\n```" in report
 
 
+def test_a_portion_with_more_to_do_goes_on_next_time(tmp_path):
+    todo = [python("study", "raise SystemExit(75)")]
+    assert not run_all(todo, "cpu", tmp_path)
+    assert "| study | goes on next time |" in (tmp_path / "report.md").read_text()
+
+
 def test_another_command_of_the_same_name_has_not_passed(tmp_path):
     assert run_all([python("row", "print('quick')")], "cpu", tmp_path)
     assert run_all([python("row", "print('whole')")], "cpu", tmp_path)

@@ -126,8 +126,8 @@ def assert_ended(folder):
 
 
 def goes_on(name, before):
-    """Return a stage that waits without end, and a rest that ends at once."""
-    rest = make_stage(name)
+    """Return a stage that waits without end, and a rest that ends at once under another name."""
+    rest = make_stage(f"{name}-rest")
     waits = make_stage(name, code="import time; time.sleep(60)")
     return replace(waits, rest=lambda folder, began_at: rest if began_at < before() else None)
 
@@ -138,7 +138,7 @@ def test_a_stage_whose_time_is_up_goes_on_and_its_cost_is_that_of_all_attempts(f
     assert [*run_stages(stages, folder, "cpu", 1, minutes=0.02)] == ["first"]
     broken_off = record_of(folder, "a")
     assert (broken_off.output, broken_off.finished_at) == ("", 0.0)
-    assert run(folder, *stages) == ["a", "later"]
+    assert run(folder, *stages) == ["a-rest", "later"]
     record = record_of(folder, "a")
     assert record.began_at == broken_off.began_at
     assert record.seconds > broken_off.seconds > 0
@@ -147,15 +147,16 @@ def test_a_stage_whose_time_is_up_goes_on_and_its_cost_is_that_of_all_attempts(f
 
 
 def test_a_stage_does_not_go_on_after_a_change_or_a_newer_input(folder):
-    never = goes_on("a", lambda: 0)
-    run_stages([never], folder, "cpu", 1, minutes=0.02)
-    assert run(folder, make_stage("a")) == ["a"]  # another command
+    before = goes_on("a", time.time)
+    run_stages([before], folder, "cpu", 1, minutes=0.02)
+    assert run(folder, replace(before, command=make_stage("a").command)) == ["a"]
 
     teacher, student = make_stage("teacher"), goes_on("student", time.time)
     student = replace(student, needs=("teacher",))
     run_stages([teacher, student], folder, "cpu", 1, minutes=0.02)
     (folder / "teacher.out").unlink()
     assert [*run_stages([teacher, student], folder, "cpu", 1, minutes=0.02)] == ["teacher"]
+    assert run(folder, teacher, student) == ["student-rest"]
 
 
 def test_earlier_stages_are_run_first(folder):

@@ -106,6 +106,8 @@ def test_a_policy_that_was_trained_before_is_copied(tmp_path):
     stages = {stage.name: stage for stage in pipeline_stages(experiment, "cpu")}
     teacher = run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output
     assert Path(teacher).parts[:3] == ("logs", "rsl_rl", "tbptt_go1_flat")
+    (tmp_path / "stages" / "teacher.json").unlink()
+    assert run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output == teacher
     words = stages["student"].command({"teacher": teacher})
     assert words[words.index("--agent.load-checkpoint") + 1] == Path(teacher).name
     assert (tmp_path / teacher).with_name("params").is_dir()
