@@ -84,7 +84,10 @@ describe() {
   packages='' without_deps=''
   case "$1" in
     main) folder=.venv version=3.12 extras=isaaclab,wandb,demo,dev,docs ;;
-    mjlab) folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev ;;
+    mjlab)
+      folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev
+      packages=gaitkeeper # a reader of bundles, with which tests run them
+      ;;
     isaaclab2)
       folder=.venv-isaaclab2 version=3.11 extras=isaaclab2,dev
       # Imports of Isaac Lab 2.3's config classes, environment wrapper and logger.
