@@ -1,7 +1,7 @@
 """Write the notebooks of docs/tutorials from their pages: ``make docs``.
 
-The Markdown page is the only source. A page with a notebook badge gets a notebook next to it, with
-the same text and commands. Notebooks are stored without outputs.
+The Markdown page is the only source. A page that links to a notebook of its name gets it, with the
+same text and commands. Notebooks are stored without outputs.
 """
 
 import re
@@ -13,7 +13,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-BADGE = re.compile(r"colab\.research\.google\.com/github/([\w-]+/[\w-]+)/")
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
 RUNS = ("bash", "python")
 """Languages that become code cells; other blocks stay part of the text."""
@@ -46,8 +45,8 @@ def main() -> None:
 
 
 def notebook_pages() -> list[Path]:
-    """Return the pages with a badge."""
-    return [page for page in PAGES if BADGE.search(page.read_text(encoding="utf-8"))]
+    """Return the pages that link to a notebook of their name."""
+    return [page for page in PAGES if f"]({page.stem}.ipynb)" in page.read_text(encoding="utf-8")]
 
 
 def blocks(page: str) -> list[Block]:
@@ -60,13 +59,14 @@ def blocks(page: str) -> list[Block]:
 
 
 def notebook(page: str) -> str:
-    """Return the notebook of a page's text, as JSON."""
-    badge = BADGE.search(page)
+    """Return the notebook of a page's text, as JSON.
+
+    Commands that install stay text: who opens the notebook has an environment.
+    """
     cells, text = list[tuple[Any, str]](), ""
     for block in blocks(page):
-        if block.language in RUNS:
-            code = _code(block, badge and badge[1])
-            cells += [(new_markdown_cell, text), (new_code_cell, code)]
+        if block.language in RUNS and "pip install" not in block.text:
+            cells += [(new_markdown_cell, text), (new_code_cell, _code(block))]
             text = ""
         else:
             fence = f"```{block.language}\n{block.text}```\n"
@@ -81,21 +81,13 @@ def notebook(page: str) -> str:
     return nbformat.writes(content) + "\n"
 
 
-def _code(block: Block, repository: str | None) -> str:
+def _code(block: Block) -> str:
     """Return the source of a notebook's cell for a block."""
     if block.file:
         return f"%%writefile {block.text.removeprefix('# ')}"
     if block.language == "python":
         return block.text
-    if not any("pip install" in command for command in block.commands):
-        return "\n".join(f"!{command}" for command in block.commands)
-    # Outside Colab the package is installed already, and a notebook must not change an environment.
-    source = f"git+https://github.com/{repository}"
-    return (
-        "import sys\n\n"
-        'if "google.colab" in sys.modules:\n'
-        f'    %pip install --quiet "rsl-tbptt[tools] @ {source}"'
-    )
+    return "\n".join(f"!{command}" for command in block.commands)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import re
 import subprocess
 import tarfile
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
@@ -105,9 +105,15 @@ def test_installed_package_shows_its_tasks_and_data(built):
     assert has_asset == "True"
 
 
-def test_package_citation_and_changelog_have_one_version():
-    release = version("rsl-tbptt")
-    assert f"\nversion: {release}\n" in (ROOT / "CITATION.cff").read_text()
+def test_package_citation_readme_and_changelog_agree():
+    release, summary = version("rsl-tbptt"), metadata("rsl-tbptt")["Summary"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {release}\n" in citation
+    assert f'\ntitle: "rsl_tbptt: {summary[0].lower()}{summary[1:-1]}"\n' in citation
+    assert "\nlicense: BSD-3-Clause\n" in citation
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert summary.partition(" for ")[0].lower() in readme
+    assert "Licence: BSD-3-Clause. Cite: [CITATION.cff]" in readme
     assert re.search(rf"^## \[{release}\] - 20\d\d-", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
