@@ -264,8 +264,8 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
         if not needed.is_file():
             raise FileNotFoundError(
                 f"{needed} is missing, expected a checkpoint in the log folder of a training, with"
-                " params/agent.yaml next to it. rsl_rl alone writes none: `rsl-tbptt export` and"
-                " `rsl-tbptt evaluate` take its config as --agent FILE."
+                " params/agent.yaml next to it. rsl_rl's own runners write none, those of"
+                " rsl_tbptt.runners do: name the runner's config, in YAML, as --agent FILE."
             )
     return read_config(path)
 

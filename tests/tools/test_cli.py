@@ -262,7 +262,7 @@ WRONG = {
     f"export {MODEL} --agent no.yaml": "'no.yaml' cannot be read",
     f"export {MODEL} --agent damaged.yaml": "'damaged.yaml' cannot be read",
     f"export {MODEL} --agent list.yaml": "'list.yaml' holds ['actor'], expected a mapping",
-    "export --checkpoint other_model.pt": "take its config as --agent FILE",
+    "export --checkpoint other_model.pt": "as --agent FILE",
     "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "expected 'mlp.0.weight'",
     f"export {MODEL} --steps 1": "steps is 1",

@@ -102,7 +102,7 @@ def test_loaded_policy_acts_as_the_trained_one(tmp_path, kind):
     np.testing.assert_array_equal(drawn(load_policy(checkpoint), 6)["actions"], expected)
     told = (tmp_path / "params" / "agent.yaml").rename(tmp_path / "told.yaml")
     np.testing.assert_array_equal(drawn(load_policy(checkpoint, told), 6)["actions"], expected)
-    with pytest.raises(FileNotFoundError, match="take its config as --agent FILE"):
+    with pytest.raises(FileNotFoundError, match="as --agent FILE"):
         load_policy(checkpoint)
 
 

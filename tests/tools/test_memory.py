@@ -151,8 +151,8 @@ def test_a_gradient_that_is_much_longer_or_too_short_is_named():
     def judged(gradient_length):
         return judge_memory(measured(delay_line(7), gradient_length=gradient_length))
 
-    looks_back = "model_1.pt: the policy looks back 7 steps and the gradient"
-    assert judged(24) == (f"{looks_back} 24: shorter windows would do", [])
+    looks_back = "model_1.pt: the policy looks back 7 steps, and gradients flow back"
+    assert judged(24) == (f"{looks_back} 24: fewer would do", [])
     assert judged(8) == (f"{looks_back} 8", [])
     looked_at, (finding,) = judged(7)
     assert looked_at == f"{looks_back} 7"
@@ -202,7 +202,7 @@ def test_a_strong_short_use_does_not_hide_what_an_episode_starts_with(episode):
     # No fault and no shorter windows: the task may show a thing once, and what stays is that.
     assert found["groups"]["a"]["outlier"]["steps"] >= 30
     looked_at = f"model_1.pt: the policy looks back mostly 3 steps, a tail to at least {tail} steps"
-    assert judge_memory(found) == (f"{looked_at} and the gradient 24", [])
+    assert judge_memory(found) == (f"{looked_at}, and gradients flow back 24", [])
 
 
 def test_a_group_that_is_held_excuses_no_other():

@@ -189,8 +189,8 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
     assert re.findall(r"</svg>(\w+)</li>", html) == ["policy", "camera"]
     assert main(["doctor", str(run)]) == 1
     shown = capsys.readouterr().out
-    expected = "model_19.pt: the policy looks back 2 steps (0.04 s) and the gradient 16: shorter"
-    assert f"memory       WRONG  {expected} windows would do" in shown
+    expected = "model_19.pt: the policy looks back 2 steps (0.04 s), and gradients flow back 16:"
+    assert f"memory       WRONG  {expected} fewer would do" in shown
     assert shown.count("A frozen sensor in '") == 2
     assert expected in text
 

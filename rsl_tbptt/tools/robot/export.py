@@ -177,7 +177,7 @@ def _drawn(
             groups[name] = torch.zeros(1, *shapes[name], dtype=dtype)
     trajectory = golden.draw(policy, heads, groups, steps, seed)
     knows_widths = len(run.groups) == 1 or {*run.groups} <= {*run.shapes}
-    source = "drawn as the policy's normaliser has seen observations"
+    source = "drawn, with mean and deviation of the policy's normaliser if it has one"
     return Recorded(policy, trajectory, source, knows_widths)
 
 

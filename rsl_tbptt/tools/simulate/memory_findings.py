@@ -71,8 +71,8 @@ def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
             f" looks back: the gradient is cut and the memory reaches further. Try"
             f" {max(2 * gradient, length + 1)}, with num_steps_per_env at least as long."
         )
-    shorter = ": shorter windows would do" if gradient >= MUCH_LONGER * furthest else ""
-    return f"{looked_at} and the gradient {gradient}{shorter}", wrong
+    shorter = ": fewer would do" if gradient >= MUCH_LONGER * furthest else ""
+    return f"{looked_at}, and gradients flow back {gradient}{shorter}", wrong
 
 
 def steps_of(found: Mapping[str, Any], group: str | None = None) -> str:
