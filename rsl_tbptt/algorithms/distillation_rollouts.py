@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
+from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.controller import has_parameters, with_controllers
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
@@ -158,7 +160,10 @@ class DistillationRollouts(Algorithm, Distillation):
         experience, largest = self.experience, self.experience.largest_mini_batch
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
         sizes = Sizes(largest, self._student.replay.least_micro_batches(largest), num_bytes)
-        return self.transaction.plan_memory(sizes, self.parameters)
+        plan = self.transaction.plan_memory(sizes, self.parameters)
+        # The gradient is of a mini-batch. An update also keeps the end state of every environment.
+        end_state = sum(each.nbytes for each in hidden_state.as_tensors(experience.start_state))
+        return replace(plan, least=plan.least + end_state, fixed=plan.fixed + end_state)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.

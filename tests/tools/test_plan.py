@@ -113,7 +113,12 @@ def tensor_bytes(values):
 
 @pytest.mark.parametrize(
     ("name", "num_envs", "num_micro_batches"),
-    [("ppo", 200, 1), ("ppo", 1024, 4), ("distillation", 200, 1)],
+    [
+        ("ppo", 200, 1),
+        ("ppo", 1024, 4),
+        ("distillation", 200, 1),
+        ("distillation", 1024, 4),
+    ],
 )
 def test_the_plan_is_what_a_real_update_takes(name, num_envs, num_micro_batches):
     agent = copy.deepcopy(AGENTS[name])
