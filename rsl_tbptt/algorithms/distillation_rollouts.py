@@ -158,8 +158,9 @@ class DistillationRollouts(Algorithm, Distillation):
             ValueError: If there has been no complete rollout yet.
         """
         experience, largest = self.experience, self.experience.largest_mini_batch
-        num_bytes = experience.buffer_size(experience.newest()).num_bytes
-        sizes = Sizes(largest, self._student.replay.least_micro_batches(largest), num_bytes)
+        newest, least = experience.newest(), self._student.replay.least_micro_batches(largest)
+        in_buffer = experience.buffer_size(newest).num_bytes, experience.most_envs(newest)
+        sizes = Sizes(largest, least, *in_buffer)
         plan = self.transaction.plan_memory(sizes, self.parameters)
         # The gradient is of a mini-batch. An update also keeps the end state of every environment.
         end_state = sum(each.nbytes for each in hidden_state.as_tensors(experience.start_state))

@@ -188,11 +188,8 @@ class Experience:
         if options.buffer_rollouts == 0:
             return BufferSize(0, {}, 0.0)
         frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
-        tensors = [*_tensors(rollout, self.start_state).values(), rollout.episode_starts]
-        # The last term is the label NEWEST.
-        own = sum(each.nbytes for each in tensors) / num_envs + torch.float64.itemsize
         num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs  # of all robots together
-        at_most = num_steps * sum(frames.values())
+        own, at_most = self._bytes_per_sequence(rollout)
         num_trained = len(self.trained)
         made_for = [num_envs, own, at_most, options.buffer_rollouts, options.buffer_gb]
         made_for += [num_trained] if num_trained < num_envs else []
@@ -222,6 +219,23 @@ class Experience:
         taken = sum(num_frames[group] * size for group, size in frames.items())
         num_bytes = (capacity + num_envs) * own + taken
         return BufferSize(capacity, num_frames, num_bytes, made_for)
+
+    def _bytes_per_sequence(self, rollout: Rollout) -> tuple[float, float]:
+        """Return the bytes of a sequence without its frames, and those of frames that are new."""
+        tensors = [*_tensors(rollout, self.start_state).values(), rollout.episode_starts]
+        # The last term is the label NEWEST.
+        own = sum(each.nbytes for each in tensors) / rollout.num_envs + torch.float64.itemsize
+        frames = frames_of(rollout.obs).items()
+        per_step = sum(each.nbytes / len(each) for _, each in frames)
+        num_steps = steps_of(rollout.obs).batch_size.numel() // rollout.num_envs
+        return own, num_steps * per_step
+
+    def most_envs(self, rollout: Rollout) -> float:
+        """Return the most environments for whose rollouts ``buffer_gb`` has room."""
+        options = self._options
+        if options.buffer_rollouts == 0 or options.buffer_gb is None:
+            return math.inf
+        return options.buffer_gb * 1e9 // sum(self._bytes_per_sequence(rollout)) - 1
 
     def _frames_per_sequence(self, rollout: Rollout) -> dict[str, float]:
         """Return the expected number of frames in a past sequence, by group."""

@@ -12,6 +12,7 @@ micro-batches.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ class Sizes:
 
     replay_buffer: float = 0.0
     """Bytes of a full replay buffer, which counts in the budget and not in the peak."""
+
+    most_envs: float = math.inf
+    """Environments for whose rollouts the replay buffer has room."""
 
 
 Trial = Callable[[int, int], None]

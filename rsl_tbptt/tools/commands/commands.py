@@ -243,6 +243,8 @@ def plan(
         rows = plans.plan(planned, num_envs, overrides=where.overrides, device=where.device)
     print(f"MB of {planned.task.task}. An update's peak comes on top of the columns after it.\n")
     print(plans.table(rows, budget))
+    if max(num_envs) > rows[-1].num_envs:
+        print(f"\n{plans.refusal(rows[-1])}")
     if budget is not None:
         print(f"\n{plans.answer(rows, budget)}")
 

@@ -174,10 +174,11 @@ def plan(
         device: Device of the update: micro-batches and the kernels of scans depend on it.
 
     Returns:
-        A row for each number.
+        A row for each number, except for those for whose rollouts ``buffer_gb`` has no room.
 
     Raises:
-        ValueError: If the algorithm is another library's, or a model has batch normalisation.
+        ValueError: If the algorithm is another library's, a model has batch normalisation, or
+            ``buffer_gb`` has no room for the least number.
     """
     name = str(what.agent["algorithm"]["class_name"]).replace(":", ".").rpartition(".")[2]
     if name not in ALGORITHMS:
@@ -191,11 +192,12 @@ def plan(
         overrides=overrides,
         noted=NotedEnv(what.noted),
     )
+    rows: list[Row] = []
     with what.platform.simulated_env(simulation) as env:
-        return [
-            _row(what, RepeatedEnv(env, number), device)
-            for number in track(sorted({*num_envs}), "numbers of environments")
-        ]
+        for number in track(sorted({*num_envs}), "numbers of environments"):
+            if not rows or number <= rows[0].update.sizes.most_envs:
+                rows.append(_row(what, RepeatedEnv(env, number), device))
+    return rows
 
 
 class RepeatedEnv:
@@ -354,15 +356,23 @@ def answer(rows: Sequence[Row], budget_gb: float) -> str:
 
     Between and beyond the rows, memory is a line in the number of environments.
     """
-    budget = budget_gb * GB
-    fits = [
-        f"{three_digits(most)} with num_micro_batches={number}"
-        for number in MICRO_BATCHES
-        if (most := most_envs(rows, number, budget))
-    ]
+    fits: dict[int, int] = {}
+    for number in MICRO_BATCHES:
+        most = three_digits(most_envs(rows, number, budget_gb * GB))
+        if most > max(fits.values(), default=0):
+            fits[number] = most
     if not fits:
         return f"{budget_gb:g} GB: not even {rows[0].num_envs} environments fit."
-    return f"{budget_gb:g} GB: about {', '.join(fits)}. The simulator's memory comes on top."
+    said = ", ".join(f"{most} with num_micro_batches={number}" for number, most in fits.items())
+    return f"{budget_gb:g} GB: about {said}. The simulator's memory comes on top."
+
+
+def refusal(row: Row) -> str:
+    """Say how many environments the replay buffer of a plan has room for."""
+    return (
+        f"More than {row.update.sizes.most_envs:.0f} environments are refused: buffer_gb has no"
+        " room for their newest rollout and one sequence of the past."
+    )
 
 
 def three_digits(number: int) -> int:
@@ -372,7 +382,10 @@ def three_digits(number: int) -> int:
 
 
 def most_envs(rows: Sequence[Row], num_micro_batches: int, budget: float) -> int:
-    """Return the most environments that fit into some bytes; 0 if those of no row do."""
+    """Return the most environments that fit into some bytes; 0 if those of no row do.
+
+    A replay buffer without room for their rollouts limits them, too.
+    """
     sizes = [(row.num_envs, row.total(num_micro_batches)) for row in rows]
     if sizes[0][1] > budget:
         return 0
@@ -381,4 +394,5 @@ def most_envs(rows: Sequence[Row], num_micro_batches: int, budget: float) -> int
     fitting = sum(size <= budget for _, size in sizes)
     first = min(fitting, len(sizes) - 1) - 1
     (num_envs, size), (more, larger) = sizes[first : first + 2]
-    return int(num_envs + (budget - size) * (more - num_envs) / (larger - size))
+    most = num_envs + (budget - size) * (more - num_envs) / (larger - size)
+    return int(min(most, rows[0].update.sizes.most_envs))
