@@ -17,7 +17,9 @@ sys.meta_path.insert(
         [
             "isaaclab",
             "isaaclab_rl",
+            "jax",
             "mjlab",
+            "mujoco_playground",
             "onnxruntime",
             "rsl_rl",
             "tensordict",

@@ -25,6 +25,7 @@ PUBLIC = {
         "TbpttCnnRnnModelCfg TbpttTeachersCfg TbpttTeacherCfg TbpttControllerCfg "
         "TbpttMjlabDistillationRunner TbpttMjlabRecurrentRunner"
     ),
+    "rsl_tbptt.integrations.playground": "PlaygroundEnv",
     "rsl_tbptt.deploy": "Policy",
     "rsl_tbptt.core": (
         "recurrent_scan tbptt_schedule num_steps_of_full_group Window accumulate_group "
@@ -32,6 +33,8 @@ PUBLIC = {
     ),
 }
 """Names by module, separated by spaces."""
+IMPORTED = {"isaaclab": "isaaclab", "mjlab": "mjlab", "playground": "mujoco_playground"}
+"""The package that an integration imports."""
 
 
 def test_the_page_shows_the_public_names():
@@ -42,17 +45,18 @@ def test_the_page_shows_the_public_names():
 @pytest.mark.parametrize("module", PUBLIC)
 def test_public_names_can_be_imported(module):
     if module.startswith("rsl_tbptt.integrations."):
-        pytest.importorskip(module.rpartition(".")[2])
+        pytest.importorskip(IMPORTED[module.rpartition(".")[2]])
     imported = importlib.import_module(module)
     assert [name for name in PUBLIC[module].split() if not hasattr(imported, name)] == []
 
 
-@pytest.mark.parametrize("platform", ["isaaclab", "mjlab"])
+@pytest.mark.parametrize("platform", IMPORTED)
 def test_without_its_platform_the_error_of_an_integration_names_the_fix(platform, monkeypatch):
     module = f"rsl_tbptt.integrations.{platform}"
     monkeypatch.delitem(sys.modules, module, raising=False)
-    for name in [name for name in sys.modules if name.partition(".")[0] == platform]:
+    package = IMPORTED[platform]
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, platform, None)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=re.escape(install(platform))):
         importlib.import_module(module)
