@@ -13,6 +13,7 @@ LIBTORCH := .libtorch/2.3.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 makes a separate environment.
 MJLAB := .venv-mjlab$(PYTHON:%=-%)
+PLAYGROUND := .venv-playground
 ISAACLAB2 := .venv-isaaclab2
 
 # Not named PYTHON: that is the user's choice above.
@@ -48,13 +49,13 @@ test: $(INSTALLED)  ## run all tests with the newest rsl_rl and Isaac Lab
 test-fast: $(INSTALLED)  ## run the fast tests of core and algorithms
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
 	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
 		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
 
 # Two run at a time, because most use one core; each row's output is printed when it ends.
 row-%:
-	MJLAB=$(MJLAB) ISAACLAB2=$(ISAACLAB2) $(PY) -m nox --session 'tests($*)'
+	MJLAB=$(MJLAB) PLAYGROUND=$(PLAYGROUND) ISAACLAB2=$(ISAACLAB2) $(PY) -m nox --session 'tests($*)'
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/finetune.yaml $(RUN_OPTIONS)
@@ -112,7 +113,7 @@ doctor: $(INSTALLED)  ## check this setup and print what is wrong
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf build .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -123,6 +124,10 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-main.txt scripts/ci/boo
 
 $(MJLAB)/.installed: pyproject.toml constraints.txt constraints-mjlab.txt scripts/ci/bootstrap.sh
 	VENV=$(MJLAB) scripts/ci/bootstrap.sh environment mjlab
+	@touch $@
+
+$(PLAYGROUND)/.installed: pyproject.toml constraints.txt constraints-playground.txt scripts/ci/bootstrap.sh
+	VENV=$(PLAYGROUND) scripts/ci/bootstrap.sh environment playground
 	@touch $@
 
 $(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/ci/bootstrap.sh

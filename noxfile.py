@@ -17,6 +17,7 @@ from scripts.ci.summary import read
 PYTHONS = {
     "main": sys.executable,
     "mjlab": f"{os.environ.get('MJLAB', '.venv-mjlab')}/bin/python",
+    "playground": f"{os.environ.get('PLAYGROUND', '.venv-playground')}/bin/python",
     "isaaclab2": f"{os.environ.get('ISAACLAB2', '.venv-isaaclab2')}/bin/python",
 }
 PRINT_RELEASES = (
@@ -84,6 +85,12 @@ ROWS = (
     Row(name="mjlab", rsl_rl="5.4.2", python="mjlab", tests=MJLAB_SIMULATED),
     # The next mjlab's rsl_rl.
     Row(name="mjlab", rsl_rl="5.5.1", python="mjlab", tests=MJLAB),
+    Row(
+        name="playground",
+        rsl_rl="5.5.1",
+        python="playground",
+        tests=("tests/integrations/test_playground.py",),
+    ),
     Row(
         name="isaaclab-2.3",
         rsl_rl="3.1.2",

@@ -5,6 +5,7 @@
 #   environment [NAME]  create an environment with this package, by default main:
 #       main       .venv            Isaac Lab 3.0, Python 3.12
 #       mjlab      .venv-mjlab      mjlab, PYTHON=3.10 to 3.13 (default 3.12)
+#       playground .venv-playground MuJoCo Playground, Python 3.12
 #       isaaclab2  .venv-isaaclab2  Isaac Lab 2.3 as far as it runs without Isaac Sim, Python 3.11
 #   rsl_rl VERSION      put another rsl_rl release under .rsl_rl/VERSION
 #   torch VERSION       put another torch under .torch/VERSION, with its dependencies
@@ -88,13 +89,14 @@ describe() {
       folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev
       packages=gaitkeeper # a reader of bundles, with which tests run them
       ;;
+    playground) folder=.venv-playground version=3.12 extras=playground,tools,dev ;;
     isaaclab2)
       folder=.venv-isaaclab2 version=3.11 extras=isaaclab2,dev
       # Imports of Isaac Lab 2.3's config classes, environment wrapper and logger.
       packages='gymnasium tensorboard toml trimesh usd-core warp-lang'
       without_deps=isaaclab==2.3.2.post1
       ;;
-    *) fail "the environment is '$1', expected 'main', 'mjlab' or 'isaaclab2'." ;;
+    *) fail "the environment is '$1', expected 'main', 'mjlab', 'playground' or 'isaaclab2'." ;;
   esac
   case "$version" in
     3.10 | 3.11 | 3.12 | 3.13) ;;
