@@ -32,12 +32,14 @@ MOST_PRINTED = 20_000
 """Characters that are kept of what a portion printed: the last ones."""
 TRAINED = {"trained-ppo-4096": 0.9, "trained-ppo-1024": 0.8, "trained-student-4096": 0.5}
 """The first rows of the benchmark, one portion each with its minutes, by a part of their names."""
-BENCHMARK = (
-    *("distillation-4096", "ppo-1024-dones-0.05", "ppo-1024-dones-0.2", "ppo-1024-dones-0-"),
-    *("ppo-256x128", "distillation-512", "distillation-64", "ppo-memory", "distillation-memory"),
-    *("camera-256", "cost"),
-)
-"""The other rows, one portion each, by a part of their names."""
+BENCHMARK = {
+    **dict.fromkeys(("distillation-4096", "ppo-1024-dones-0.05", "ppo-1024-dones-0.2"), 1.0),
+    **dict.fromkeys(("ppo-1024-dones-0-", "ppo-256x128", "distillation-512"), 1.0),
+    **dict.fromkeys(("distillation-64", "ppo-memory", "distillation-memory"), 1.0),
+    **dict.fromkeys(("camera-256", "cost"), 1.0),
+    **{"frames-memory-1024": 2.0, "frames-memory-4096": 2.0},
+}
+"""The other rows, one portion each with its minutes, by a part of their names."""
 PROFILES = (
     ("distillation", ("--gradient-length", "12", "--done-rate", "0.002")),
     ("ppo", ("--gradient-length", "24", "--done-rate", "0.002", "--num-learning-epochs", "5")),
@@ -115,7 +117,7 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
     yield Portion("tests-algorithms", 0.5, (*pytest, "tests/algorithms", "-m", "gpu"))
     yield from (bench(rows, minutes) for rows, minutes in TRAINED.items())
     yield Portion("tests-scan", 0.9, (*pytest, "tests/core/scan", "--device", kind))
-    yield from (bench(rows, 1) for rows in BENCHMARK)
+    yield from (bench(rows, minutes) for rows, minutes in BENCHMARK.items())
     for algorithm, options in PROFILES:
         size = ("--num-envs", "64" if quick else "4096", "--tf32", "--device", device)
         for precision, own in (("tf32", ()), ("bfloat16", ("--use-mixed-precision",))):

@@ -64,7 +64,8 @@ class Case:
     num_mini_batches: int = 4
     """PPO only: rsl_rl's distillation has none."""
     num_learning_epochs: int = 1
-    rnn_type: Literal["lstm", "gru"] = "lstm"
+    rnn_type: Literal["lstm", "gru"] | None = "lstm"
+    """None takes rsl_rl's models without memory: an MLP, or for a camera a CNN and an MLP."""
     rnn_hidden_dim: int = 256
     rnn_num_layers: int = 1
     done_rate: float = 0.05
@@ -84,6 +85,8 @@ class Case:
     """Other options of rsl_rl's models, by role. A teacher with ``rnn_type`` is recurrent."""
     camera_period: int | None = None
     """Steps for which the student's depth camera shows each frame. None means no camera."""
+    frame_dtype: Literal["float32", "uint8"] = field(default_factory=lambda: "float32")
+    """Type of the camera's frames. rsl_rl's CNN cannot read bytes."""
 
     def __post_init__(self) -> None:
         """Check that the case can be measured.
@@ -133,29 +136,40 @@ class Case:
                 for name, width in self.obs_dims.items()
             }
             if self.camera_period:
-                fresh = torch.randn(self.num_envs, 1, *IMAGE_SIZE, generator=generator)
+                fresh = self._new_frames(generator)
                 is_new = (phases + step) % self.camera_period == 0
                 groups["camera"] = frames = torch.where(is_new, fresh, frames) if step else fresh
             step += 1
             yield TensorDict(groups, [self.num_envs]).to(self.device)
 
+    def _new_frames(self, generator: torch.Generator) -> torch.Tensor:
+        """Return a random frame for each environment. Shape: (N, 1, height, width)."""
+        shape = (self.num_envs, 1, *IMAGE_SIZE)
+        if self.frame_dtype == "uint8":
+            return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        return torch.randn(shape, generator=generator)
+
     def model(self, role: str, library: Library, obs: TensorDict) -> Any:
         """Build one model."""
-        from rsl_rl.models import MLPModel, RNNModel  # missing in rsl_rl 3.1
+        from rsl_rl.models import CNNModel, MLPModel, RNNModel  # missing in rsl_rl 3.1
 
         from scripts.benchmark.stepped import SteppedCNNRNNModel
 
         options: dict[str, Any] = {"hidden_dims": HIDDEN_DIMS}
         groups = ["critic" if role in self.obs_dims else "policy"]
         if role != "teacher":
-            options |= {name: getattr(self, name) for name in MEMORY} | {"obs_normalization": True}
+            options["obs_normalization"] = True
+            options |= {name: getattr(self, name) for name in MEMORY if self.rnn_type}
         if role in ("actor", "student"):
             options["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 1.0}
         options |= deepcopy(dict(self.models.get(role, {})))  # rsl_rl changes its arguments
         kind: Any = RNNModel if "rnn_type" in options else MLPModel
         if role == "student" and self.camera_period:
-            kind = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
             options["cnn_cfg"], groups = dict(CNN), [*groups, "camera"]
+            with_memory = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
+            kind = with_memory if self.rnn_type else CNNModel
+            if self.frame_dtype == "uint8":
+                options["image_scale"] = 1 / 255
         outputs = 1 if role == "critic" else self.num_actions
         return kind(obs, {role: groups}, role, outputs, **options)
 
@@ -163,11 +177,13 @@ class Case:
         """Describe the case in one line."""
         name = "PPO" if self.algorithm == "ppo" else self.algorithm
         layers = f"{self.rnn_num_layers} layers of " if self.rnn_num_layers > 1 else ""
+        memory = f"{layers}{self.rnn_type.upper()}-{self.rnn_hidden_dim}, " if self.rnn_type else ""
         epochs = f", {self.num_learning_epochs} epochs" if self.num_learning_epochs > 1 else ""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
-        camera = f", CNN, camera period {self.camera_period}" if self.camera_period else ""
+        frames = f", CNN, {self.frame_dtype} frames, camera period {self.camera_period}"
+        camera = frames if self.camera_period else ""
         return (
-            f"{name}, {layers}{self.rnn_type.upper()}-{self.rnn_hidden_dim}, {self.precision},"
+            f"{name}, {memory}{self.precision},"
             f" N={self.num_envs}, T={self.num_steps}, K={self.gradient_length},"
             f" done rate {self.done_rate:g}{epochs}{options}{camera}"
         )

@@ -13,7 +13,9 @@ from unittest import mock
 
 import torch
 
+from rsl_tbptt.core.recompute import most_graph_bytes
 from rsl_tbptt.core.scan import free_buffers
+from rsl_tbptt.tools.simulate.plan import row_of
 from scripts.benchmark.case import Case, Library, build, fill
 
 EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -36,6 +38,7 @@ def with_exact_malloc(function: Callable[..., Any], *arguments: Any) -> Any:
 def measure_memory(case: Case, library: Library) -> float:
     """Measure two updates after a rollout each, in a process of ``with_exact_malloc``.
 
+    The second update has a full replay buffer. A CPU counts its memory only once it is written to.
     A small update runs beforehand, so that everything that torch loads late counts as imports.
 
     Returns:
@@ -55,8 +58,45 @@ def measure_memory(case: Case, library: Library) -> float:
     algorithm = build(case, library)
     for seed in range(2):
         fill(algorithm, case, seed)
+        if seed:
+            fill_buffer(algorithm)
         algorithm.update()
     return (imports.highest() - imports.start) / 1e6
+
+
+def fill_buffer(algorithm: Any) -> None:
+    """Put the stored rollout into the replay buffer, if there is one, until it keeps no more."""
+    experience, before = getattr(algorithm, "experience", None), -1
+    if experience is None or experience.buffer is None:
+        return
+    while experience.buffer.num_kept > before:
+        before = experience.buffer.num_kept
+        experience.take()
+        experience.keep_newest(algorithm.storage.num_transitions_per_env)
+
+
+def planned_memory(case: Case) -> dict[str, float]:
+    """Plan what :func:`measure_memory` measures of our algorithm.
+
+    Returns:
+        Megabytes of ``storage``, ``models``, ``buffer`` and ``update``, and their ``total``.
+        ``whole_update`` is the update if a mini-batch is not divided, as on a GPU.
+    """
+    torch.set_num_threads(1)
+    algorithm = build(case, "rsl_tbptt")
+    fill(algorithm, case, seed=0)
+    row = row_of(algorithm)
+    most = most_graph_bytes(torch.device("cuda"), sparing=False)
+    whole = replace(row.update.sizes, least_micro_batches=1)
+    sizes = {
+        "storage": row.storage,
+        "models": row.models,
+        "buffer": row.update.sizes.replay_buffer,
+        "update": row.update.peak(1),
+        "whole_update": replace(row.update, sizes=whole, most_encoded=most).peak(1),
+        "total": row.total(1),
+    }
+    return {name: size / 1e6 for name, size in sizes.items()}
 
 
 class _Peak:

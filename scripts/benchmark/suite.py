@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -14,7 +15,12 @@ import yaml
 from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.templates import fill
 from scripts.benchmark.case import Case, alternate, check_equal, milliseconds, spread
-from scripts.benchmark.memory import in_own_process, measure_memory, with_exact_malloc
+from scripts.benchmark.memory import (
+    in_own_process,
+    measure_memory,
+    planned_memory,
+    with_exact_malloc,
+)
 
 Result = dict[str, Any]
 TEMPLATE = Path(__file__).with_name("report.md.j2")
@@ -29,13 +35,14 @@ class Row:
     measure: Literal["speed", "cost", "memory"] = "speed"
     """Kind of measurement; rows.yaml explains each."""
     compared_with: dict[str, Any] = field(default_factory=dict)
-    """For cost the values that replace those of ``case`` in the case to compare with."""
+    """The values that replace those of ``case``: for cost in the case to compare with, for memory
+    in rsl_rl's."""
     pairs: int = 2
     """Updates of each library; few if one of them takes seconds."""
     target: float | None = None
     """For speed the ratio to reach; otherwise the ratio to stay below."""
     gpu_only: bool = False
-    """Whether the row is left out on a CPU, where it takes minutes."""
+    """Whether the row is left out on a CPU, where it takes minutes, unless it is named in full."""
 
     def __post_init__(self) -> None:
         """Check the number of updates.
@@ -76,7 +83,7 @@ def select(rows: Sequence[Row], part: str, device: str) -> list[Row]:
     Raises:
         ValueError: If there are none.
     """
-    rows = [row for row in rows if device != "cpu" or not row.gpu_only]
+    rows = [row for row in rows if device != "cpu" or not row.gpu_only or row.name == part]
     kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
     if not kept:
         raise ValueError(
@@ -106,12 +113,13 @@ def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
         ValueError: If the libraries differ on a row.
     """
     start = time.monotonic()
+    of_rsl_rl = cache(lambda case: with_exact_malloc(measure_memory, case, "rsl_rl"))
     for row in _each(rows, "equality", "speed"):
         check_equal(row.case)
     results = {
         "speed": [_time(row) for row in _each(rows, "time", "speed")],
         "cost": [_time(row) for row in _each(rows, "time", "cost")],
-        "memory": [_memory(row) for row in _each(rows, "memory", "memory")],
+        "memory": [_memory(row, of_rsl_rl) for row in _each(rows, "memory", "memory")],
     }
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
@@ -140,10 +148,11 @@ def _time(row: Row) -> Result:
     return row.result(ratio, low=low, high=high, **medians, seconds=[ours, other])
 
 
-def _memory(row: Row) -> Result:
+def _memory(row: Row, of_rsl_rl: Callable[[Case], float]) -> Result:
+    planned = with_exact_malloc(planned_memory, row.case)
     ours = with_exact_malloc(measure_memory, row.case, "rsl_tbptt")
-    other = with_exact_malloc(measure_memory, row.case, "rsl_rl")
-    return row.result(ours / other, ours=ours, other=other)
+    other = of_rsl_rl(replace(row.case, **row.compared_with))
+    return row.result(ours / other, ours=ours, other=other, planned=planned)
 
 
 def _each(rows: Sequence[Row], doing: str, kind: str) -> Iterator[Row]:

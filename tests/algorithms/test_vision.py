@@ -44,18 +44,18 @@ pytestmark = [
 ]
 
 T, N = 6, 8
+NOISE = {"class_name": "GaussianDistribution", "init_std": 0.3}
 
 
 def configured(class_name, **options):
     """Build a PPO with shared encoders as a runner does, from a task's config."""
     model = {"class_name": "CNNModel", "hidden_dims": [8], "cnn_cfg": CNN}
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
     cfg = {
         "num_steps_per_env": T,
         "multi_gpu": None,
         "obs_groups": {"actor": ["policy", *IMAGES], "critic": ["state", *IMAGES]},
         "algorithm": {"class_name": class_name, "share_cnn_encoders": True, **options},
-        "actor": model | {"distribution_cfg": gaussian},
+        "actor": model | {"distribution_cfg": dict(NOISE)},
         "critic": dict(model),
     }
     env: Any = SimpleNamespace(num_envs=N, num_actions=ACTION_DIM)
@@ -174,6 +174,44 @@ def test_bytes_without_a_scale_are_named():
         of_images(images)
     of_images(images, image_scale=1 / 255)
     of_images(images.bool())
+
+
+def seeing(convert, **options):
+    """Build a student of the camera alone, whose frames are bytes that ``convert`` changes."""
+    obs = make_obs(N, images=True)
+    obs["camera"] = convert(torch.zeros(N, *IMAGES["camera"], dtype=torch.uint8))
+    torch.manual_seed(1)
+    student = of_images(obs["camera"], distribution_cfg=dict(NOISE), **options)
+    storage = RolloutStorage("distillation", N, T, obs, [ACTION_DIM], "cpu")
+    sizes: Any = {**ONE_PASS, "gradient_length": 3, "num_mini_batches": 2, "buffer_rollouts": 2}
+    return TbpttDistillation(student, make_model("teacher", "mlp", N, seed=2), storage, **sizes)
+
+
+def test_a_student_of_bytes_learns_what_a_student_of_floats_learns():
+    """Frames repeat, and those of the replay buffer are bytes, too."""
+    results = []
+    for convert, options in (
+        (lambda frames: frames, {"image_scale": 1 / 255}),
+        (lambda frames: frames / 255, {}),
+    ):
+        generator, frames = torch.Generator().manual_seed(0), torch.empty(0)
+
+        def show(step, obs, convert=convert, generator=generator):
+            nonlocal frames
+            if step % 2 == 0:
+                size = N, *IMAGES["camera"]
+                frames = torch.randint(256, size, generator=generator, dtype=torch.uint8)
+            obs["camera"] = convert(frames)
+
+        algorithm = seeing(convert, **options)
+        expected = convert(torch.zeros(1, dtype=torch.uint8)).dtype
+        if algorithm.storage.observations["camera"].dtype != expected:
+            pytest.skip("the storage of rsl_rl 5.0 holds floats only")
+        train(algorithm, *range(3), on_step=show)
+        results.append(parameters_of(algorithm))
+        buffer: Any = algorithm.experience.buffer
+        assert buffer.rollout.obs.frames["camera"].dtype == expected
+    torch.testing.assert_close(*results, **PARITY_FLOAT32)
 
 
 def test_channels_that_come_last_are_named():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rsl_rl.models import CNNModel
 from torch import nn
 from torch.autograd import DeviceType
 
@@ -17,7 +18,7 @@ from rsl_tbptt.models import CNNRNNModel
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, fill
-from scripts.benchmark.memory import measure_memory
+from scripts.benchmark.memory import measure_memory, planned_memory
 from scripts.benchmark.profiling import device_time
 from scripts.benchmark.stepped import SteppedCNNRNNModel
 from scripts.benchmark.suite import load_rows
@@ -31,7 +32,7 @@ def _made_up(monkeypatch):
     """Pretend that rsl_rl takes 100 + N megabytes, ours a tenth."""
 
     def call(function, case, *arguments):
-        if function is suite.alternate:
+        if function in (suite.alternate, memory.planned_memory):
             return function(case, *arguments)
         return (1.0 if arguments[0] == "rsl_rl" else 0.1) * (100.0 + case.num_envs)
 
@@ -59,6 +60,7 @@ def test_a_run_writes_report_and_data(monkeypatch, tmp_path, capsys):
     assert report in capsys.readouterr().out
     assert report.count("| distillation, LSTM-8, float32") == 1
     assert "| 132 MB | 13 MB | 0.100 |" in report
+    assert re.search(r"^\| PPO, LSTM-8.*\|( \d+ \|){6}$", report, re.MULTILINE)
     files = {"benchmark.md", "benchmark.json"}
     assert {path.name for path in output.iterdir()} == files
     data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
@@ -114,6 +116,68 @@ def test_a_camera_repeats_each_frame_for_its_period():
     new = (frames[1:] != frames[:-1]).any(-1)
     expected = [[(env + step) % 3 == 0 for env in range(8)] for step in range(1, 6)]
     assert new.tolist() == expected
+
+
+def test_without_memory_both_libraries_train_rsl_rls_cnn():
+    case = replace(TINY, rnn_type=None, camera_period=2)
+    check_equal(case)
+    assert {type(build(case, library).student) for library in LIBRARIES} == {CNNModel}
+    assert str(case).startswith("distillation, float32, N=8, ")
+
+
+BUFFER = {"buffer_rollouts": 3, "num_mini_batches": 2}
+CAMERA = replace(TINY, camera_period=2, options=BUFFER)
+
+
+def test_bytes_stay_bytes_and_are_seen_as_shares():
+    case = replace(CAMERA, frame_dtype="uint8")
+    algorithm = build(case, "rsl_tbptt")
+    fill(algorithm, case, seed=0)
+    algorithm.update()
+    (frames,) = algorithm.experience.buffer.rollout.obs.frames.values()
+    assert frames.dtype == algorithm.storage.observations["camera"].dtype == torch.uint8
+    assert algorithm.student.image_scale == 1 / 255
+    assert "uint8 frames, camera period 2" in str(case)
+
+
+def test_the_replay_buffer_of_a_measured_update_is_full(monkeypatch):
+    kept = []
+
+    def watched(case, library):
+        algorithm = build(case, library)
+        update = algorithm.update
+
+        def counting():
+            buffer = algorithm.experience.buffer
+            kept.append(buffer and (buffer.num_kept, buffer.capacity))
+            return update()
+
+        monkeypatch.setattr(algorithm, "update", counting)
+        return algorithm
+
+    monkeypatch.setattr(memory, "build", watched)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert measure_memory(CAMERA, "rsl_tbptt") > 0
+    assert kept == [None, None, (3 * 8, 3 * 8)]
+
+
+def test_the_plan_of_a_camera_is_counted_by_hand(monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for frame_dtype, num_bytes in (("float32", 4), ("uint8", 1)):
+        planned = planned_memory(replace(CAMERA, frame_dtype=frame_dtype))
+        steps, frame = 6 * 8, num_bytes * 48 * 64
+        # Beside the frame 48 observations, a reward, two actions of 12 and a byte for its end.
+        assert planned["storage"] * 1e6 == steps * (frame + 4 * (48 + 1 + 2 * 12) + 1)
+        assert planned["buffer"] * 1e6 == pytest.approx(4 * steps * (frame + 4 * 60 + 10), rel=0.02)
+        assert planned["whole_update"] == planned["update"]  # 8 sequences are not divided
+        parts = (planned[name] for name in ("storage", "buffer", "models", "update"))
+        assert planned["total"] == pytest.approx(sum(parts))
+
+
+def test_a_large_row_runs_on_a_cpu_if_it_is_named_in_full():
+    name = "frames-memory-4096-uint8"
+    assert [row.name for row in suite.select(ROWS, name, "cpu")] == [name]
+    assert {row.case.num_envs for row in suite.select(ROWS, "frames", "cpu")} == {1024}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +265,7 @@ def test_time_on_a_device_counts_once_what_overlaps():
 
 def test_the_rows_of_what_people_train_are_the_defaults():
     """Those of ``TbpttDistillation``; a CPU leaves out the large ones."""
-    trained = [row for row in load_rows("rows") if row.name.startswith("trained")]
+    trained = [row for row in ROWS if row.name.startswith("trained")]
     (student,) = {
         (row.case.gradient_length, row.case.num_learning_epochs, *row.case.options.values())
         for row in trained

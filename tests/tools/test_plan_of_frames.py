@@ -148,15 +148,16 @@ def test_bytes_are_a_quarter_and_fit_four_times_the_environments():
         assert (number + 1) * sequence <= 1e6 < (number + 2) * sequence
 
 
-def test_more_environments_than_the_replay_buffer_has_room_for_are_no_row(capsys, tmp_path):
+def test_the_last_row_has_the_most_environments_that_the_replay_buffer_has_room_for(
+    capsys, tmp_path
+):
     what = of_camera(make_bytes, buffer_gb=0.001)
-    rows = plan(what, [512, 64, 16])
-    assert [row.num_envs for row in rows] == [16, 64]
+    rows = plan(what, [512, 4096, 64, 16])
     most = int(rows[0].update.sizes.most_envs)
+    assert [row.num_envs for row in rows] == [16, 64, most]
     assert 64 < most < 512
     assert answer(rows, 24.0).startswith(f"24 GB: about {most} with num_micro_batches=1. The")
-    plan(what, [most])
-    with pytest.raises(ValueError, match="buffer_gb is 0.001, expected at least"):
+    with pytest.raises(ValueError, match=r"buffer_gb is 0\.001, expected at least"):
         plan(what, [most + 2])
     (tmp_path / "agent.yaml").write_text(yaml.safe_dump(what.agent))
     words = ["plan", "--env", what.task.task, "--agent", str(tmp_path / "agent.yaml")]

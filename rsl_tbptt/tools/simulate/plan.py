@@ -174,7 +174,8 @@ def plan(
         device: Device of the update: micro-batches and the kernels of scans depend on it.
 
     Returns:
-        A row for each number, except for those for whose rollouts ``buffer_gb`` has no room.
+        A row for each number for whose rollouts ``buffer_gb`` has room, and one for the largest
+        such number if there are larger ones.
 
     Raises:
         ValueError: If the algorithm is another library's, a model has batch normalisation, or
@@ -195,8 +196,9 @@ def plan(
     rows: list[Row] = []
     with what.platform.simulated_env(simulation) as env:
         for number in track(sorted({*num_envs}), "numbers of environments"):
-            if not rows or number <= rows[0].update.sizes.most_envs:
-                rows.append(_row(what, RepeatedEnv(env, number), device))
+            most = min(number, rows[0].update.sizes.most_envs) if rows else number
+            if not rows or most > rows[-1].num_envs:
+                rows.append(row_of(filled(what, RepeatedEnv(env, int(most)), device)))
     return rows
 
 
@@ -237,9 +239,8 @@ class RepeatedEnv:
         return obs[self._shown], rewards[self._shown], dones[self._shown], extras
 
 
-def _row(what: Planned, env: RepeatedEnv, device: str) -> Row:
-    """Plan an update with all environments of ``env``."""
-    algorithm = filled(what, env, device)
+def row_of(algorithm: Any) -> Row:
+    """Plan the updates of an algorithm that has a whole rollout in its storage."""
     update = algorithm.memory_plan()
     storage = _bytes(vars(algorithm.storage).values())
     modules = [*algorithm.transaction.modules, *filter(None, [_teacher_of(algorithm)])]
@@ -250,7 +251,7 @@ def _row(what: Planned, env: RepeatedEnv, device: str) -> Row:
             models += moments * _bytes(group["params"])
     if getattr(algorithm.options, "weight_average", False):
         models += 2 * _bytes(algorithm.parameters)  # the newest and the average, which take turns
-    return Row(env.num_envs, update, storage, models)
+    return Row(algorithm.storage.num_envs, update, storage, models)
 
 
 def filled(what: Planned, env: Any, device: str) -> Any:
