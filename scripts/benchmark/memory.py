@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 
+from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.core.recompute import most_graph_bytes
 from rsl_tbptt.core.scan import free_buffers
 from rsl_tbptt.tools.simulate.plan import row_of
@@ -80,7 +81,8 @@ def planned_memory(case: Case) -> dict[str, float]:
 
     Returns:
         Megabytes of ``storage``, ``models``, ``buffer`` and ``update``, and their ``total``.
-        ``whole_update`` is the update if a mini-batch is not divided, as on a GPU.
+        ``whole_update`` is the update if a mini-batch is not divided, as on a GPU. ``rollouts`` are
+        those of the past that the buffer keeps.
     """
     torch.set_num_threads(1)
     algorithm = build(case, "rsl_tbptt")
@@ -96,7 +98,17 @@ def planned_memory(case: Case) -> dict[str, float]:
         "whole_update": replace(row.update, sizes=whole, most_encoded=most).peak(1),
         "total": row.total(1),
     }
-    return {name: size / 1e6 for name, size in sizes.items()}
+    megabytes = {name: size / 1e6 for name, size in sizes.items()}
+    return {**megabytes, "rollouts": _rollouts_kept(algorithm)}
+
+
+def _rollouts_kept(algorithm: Any) -> float:
+    """Return how many past rollouts like the stored one the replay buffer has room for."""
+    if not hasattr(algorithm, "experience"):
+        return 0.0
+    rollout = algorithm.experience.newest()
+    deduplicate_frames(rollout.obs)
+    return algorithm.experience.buffer_size(rollout).capacity / rollout.num_envs
 
 
 class _Peak:

@@ -60,7 +60,7 @@ def test_a_run_writes_report_and_data(monkeypatch, tmp_path, capsys):
     assert report in capsys.readouterr().out
     assert report.count("| distillation, LSTM-8, float32") == 1
     assert "| 132 MB | 13 MB | 0.100 |" in report
-    assert re.search(r"^\| PPO, LSTM-8.*\|( \d+ \|){6}$", report, re.MULTILINE)
+    assert re.search(r"^\| PPO, LSTM-8.*\|( \d+ \|){6} 0\.0 \|$", report, re.MULTILINE)
     files = {"benchmark.md", "benchmark.json"}
     assert {path.name for path in output.iterdir()} == files
     data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
@@ -169,6 +169,7 @@ def test_the_plan_of_a_camera_is_counted_by_hand(monkeypatch):
         # Beside the frame 48 observations, a reward, two actions of 12 and a byte for its end.
         assert planned["storage"] * 1e6 == steps * (frame + 4 * (48 + 1 + 2 * 12) + 1)
         assert planned["buffer"] * 1e6 == pytest.approx(4 * steps * (frame + 4 * 60 + 10), rel=0.02)
+        assert planned["rollouts"] == 3
         assert planned["whole_update"] == planned["update"]  # 8 sequences are not divided
         parts = (planned[name] for name in ("storage", "buffer", "models", "update"))
         assert planned["total"] == pytest.approx(sum(parts))
