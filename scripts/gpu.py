@@ -33,11 +33,19 @@ MOST_PRINTED = 20_000
 TRAINED = {"trained-ppo-4096": 0.9, "trained-ppo-1024": 0.8, "trained-student-4096": 0.5}
 """The first rows of the benchmark, one portion each with its minutes, by a part of their names."""
 BENCHMARK = {
-    **dict.fromkeys(("distillation-4096", "ppo-1024-dones-0.05", "ppo-1024-dones-0.2"), 1.0),
-    **dict.fromkeys(("ppo-1024-dones-0-", "ppo-256x128", "distillation-512"), 1.0),
-    **dict.fromkeys(("distillation-64", "ppo-memory", "distillation-memory"), 1.0),
-    **dict.fromkeys(("camera-256", "cost"), 1.0),
-    **{"frames-memory-1024": 2.0, "frames-memory-4096": 2.0},
+    "distillation-4096": 1,
+    "ppo-1024-dones-0.05": 1,
+    "ppo-1024-dones-0.2": 1,
+    "ppo-1024-dones-0-": 1,
+    "ppo-256x128": 1,
+    "distillation-512": 1,
+    "distillation-64": 1,
+    "ppo-memory": 1,
+    "distillation-memory": 1,
+    "camera-256": 1,
+    "cost": 1,
+    "frames-memory-1024": 2,
+    "frames-memory-4096": 2,
 }
 """The other rows, one portion each with its minutes, by a part of their names."""
 PROFILES = (

@@ -85,7 +85,7 @@ class Case:
     """Other options of rsl_rl's models, by role. A teacher with ``rnn_type`` is recurrent."""
     camera_period: int | None = None
     """Steps for which the student's depth camera shows each frame. None means no camera."""
-    frame_dtype: Literal["float32", "uint8"] = field(default_factory=lambda: "float32")
+    frame_dtype: Literal["float32", "uint8"] = "float32"
     """Type of the camera's frames. rsl_rl's CNN cannot read bytes."""
 
     def __post_init__(self) -> None:

@@ -81,7 +81,7 @@ Targets = Annotated[
     "also write a folder for this program on robots, or C99 for microcontrollers (c); repeatable",
     {"action": "append", "choices": TARGETS},
 ]
-SingleInput = Annotated[bool, "give the ONNX file one input, obs, that joins all groups"]
+SingleInput = Annotated[bool, "let the ONNX file take one input, obs: all groups, joined"]
 Drawn = Annotated[bool, "draw the golden trajectory at random instead of simulating the task"]
 Device = Annotated[str, "cpu or cuda:<index>"]
 Tolerance = Annotated[float, "largest difference that passes"]
@@ -241,7 +241,7 @@ def plan(
             agent=agent,
         )
         rows = plans.plan(planned, num_envs, overrides=where.overrides, device=where.device)
-    print(f"MB of {planned.task.task}. An update's peak comes on top of the columns after it.\n")
+    print(f"MB of {planned.task.task}. A training takes an update, and all columns after it.\n")
     print(plans.table(rows, budget))
     if max(num_envs) > rows[-1].num_envs:
         print(f"\n{plans.refusal(rows[-1])}")
@@ -252,7 +252,7 @@ def plan(
 def evaluate(
     *,
     checkpoint: Annotated[
-        Path | None, "checkpoint; with --policy, one next to the bundle by default"
+        Path | None, "checkpoint (default with --policy: the one next to the bundle)"
     ] = None,
     policy: EvaluatedBundle = None,
     form: Annotated[str, "file of the bundle to run", {"choices": ("onnx", "c")}] = "onnx",
