@@ -180,10 +180,11 @@ def folder(tmp_path, monkeypatch):
 def test_the_command_prints_table_and_answer(folder, capsys):
     words = ["plan", "--env", "recall_envs:make", "--agent", "ppo.yaml", "--num-envs"]
     assert main([*words, "64", "32", "64", "--budget", "1"]) == 0  # 64 is planned once
-    head, _, _, *rows, _, last = capsys.readouterr().out.splitlines()
+    head, _, _, *rows, _, fits, of_device = capsys.readouterr().out.splitlines()
     assert head.startswith("MB of recall_envs:make")
     assert [line.split()[0] for line in rows] == ["32", "64"]
-    assert last.startswith("1 GB: about ")
+    assert fits.startswith("1 GB: about ")
+    assert of_device.startswith("A GPU computes larger parts")
 
 
 WRONG = {

@@ -247,6 +247,8 @@ def plan(
         print(f"\n{plans.refusal(rows[-1])}")
     if budget is not None:
         print(f"\n{plans.answer(rows, budget)}")
+        if where.device == "cpu":
+            print("A GPU computes larger parts: for its plan ask on a GPU, with --device cuda:0.")
 
 
 def evaluate(
