@@ -12,7 +12,7 @@ from rsl_tbptt.installation import install
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
 PUBLIC = {
     "rsl_tbptt.algorithms": "TbpttDistillation TbpttPPO",
-    "rsl_tbptt.models": "RecurrentModel CNNRNNModel ExportedTeacher SelectedTeachers",
+    "rsl_tbptt.models": "RecurrentModel CNNRNNModel SelectedTeachers",
     "rsl_tbptt.models.protocol": "WindowedModel",
     "rsl_tbptt.core.scan": "Cell register",
     "rsl_tbptt.runners": "TbpttDistillationRunner TbpttOnPolicyRunner",

@@ -131,8 +131,8 @@ def _check_sums(path: str) -> None:
 
 
 EXPORTED = (
-    "is an exported policy: name the model_<iteration>.pt that it was exported from. A teacher may"
-    " be one, with the class_name 'rsl_tbptt.models:ExportedTeacher'."
+    "is an exported policy: name the model_<iteration>.pt that it was exported from. For a"
+    " teacher see examples/exported_teacher.py of rsl_tbptt."
 )
 """What is wrong with a file of TorchScript or ONNX, in a message."""
 

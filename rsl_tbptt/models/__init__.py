@@ -9,11 +9,10 @@ from rsl_tbptt.compat import MODELS_ERA, require_era, rsl_rl_era
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_tbptt.models.cnn_rnn import CNNRNNModel
-    from rsl_tbptt.models.exported_teacher import ExportedTeacher
     from rsl_tbptt.models.recurrent import RecurrentModel
     from rsl_tbptt.models.teacher_group import SelectedTeachers
 
-__all__ = ["CNNRNNModel", "ExportedTeacher", "RecurrentModel", "SelectedTeachers"]
+__all__ = ["CNNRNNModel", "RecurrentModel", "SelectedTeachers"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,8 +20,13 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: If there is no such public name.
-        ImportError: If rsl_rl is 3.1.2.
+        ImportError: If rsl_rl is 3.1.2, or the model is gone.
     """
+    if name == "ExportedTeacher":
+        raise ImportError(
+            "rsl_tbptt.models.ExportedTeacher is gone: copy examples/exported_teacher.py of"
+            " rsl_tbptt, and name its class for TorchScript or ONNX as class_name of the teacher."
+        )
     if name in __all__:
         require_era(MODELS_ERA, f"rsl_tbptt.models.{name}")
     raise AttributeError(f"module 'rsl_tbptt.models' has no attribute '{name}'")

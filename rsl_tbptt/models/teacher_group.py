@@ -22,8 +22,7 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.controller import Untrained
-from rsl_tbptt.models.exported_teacher import ExportedTeacher, check_needs_file, needs_file
+from rsl_tbptt.models.controller import Untrained, check_needs_file, has_parameters
 from rsl_tbptt.user_functions import unwritten
 
 NONE = -1
@@ -143,7 +142,7 @@ class SelectedTeachers(Untrained):
         """
         path = self._paths[name]
         model: Any = self.teachers[name]
-        if not needs_file(model):
+        if not has_parameters(model):
             return {}
         if path is None:
             raise ValueError(
@@ -151,9 +150,6 @@ class SelectedTeachers(Untrained):
                 " checkpoint of a distillation has brought the teachers."
             )
         try:
-            if isinstance(model, ExportedTeacher):
-                model.load(path, self._shapes)
-                return {}
             return read_teacher(model, path, role_of(name), self._shapes)
         except ValueError as error:
             raise ValueError(
@@ -174,7 +170,7 @@ class SelectedTeachers(Untrained):
             The missing names and the unexpected names.
         """
         result = super().load_state_dict(state_dict, strict, assign)
-        self.unread = [n for n in self.names if isinstance(self.teachers[n], ExportedTeacher)]
+        self.unread = []
         return result
 
     def check_state_dict(
@@ -543,7 +539,5 @@ def load_teacher(
     """
     if isinstance(model, SelectedTeachers):
         model.load_checkpoints()
-    elif isinstance(model, ExportedTeacher):
-        model.load(str(path), obs)
     else:
         model.load_state_dict(read_teacher(model, str(path), "teacher", obs, advice))

@@ -96,15 +96,6 @@ def test_no_file_of_a_teacher_is_needed():
     (row,) = plan(of_recall(agent), [32])
     assert row.models > alone.models
     assert row.update.peak(1) > 0
-    exported = {"cfg": {"class_name": "rsl_tbptt.models:ExportedTeacher"}}
-    several = {**SEVERAL, "teachers": {"walk": exported}}
-    agent["algorithm"] |= {"teacher_cfg": several, "teacher_loss": "mse"}
-    (row,) = plan(of_recall(agent), [32])
-    assert row.update.peak(1) > 0
-    agent = copy.deepcopy(DISTILLATION)
-    agent["teacher"] = {**exported["cfg"]}
-    (row,) = plan(of_recall(agent), [32])
-    assert row.update.peak(1) > 0
 
 
 def tensor_bytes(values):
@@ -244,7 +235,6 @@ def test_a_checkpoint_brings_task_agent_and_environment(folder):
         {"actor": {**MODEL, "distribution_cfg": {"class_name": "rsl_rl.utils:git.Repo"}}},
         {"algorithm": {**PPO["algorithm"], "symmetry_cfg": {"data_augmentation_func": "a-b:c.d"}}},
         {"teacher": {"teachers": [{"cfg": {"class_name": "resolve_callable"}}]}},
-        {"teacher": {"class_name": "rsl_tbptt.models:ExportedTeacher"}},  # it loads TorchScript
     ],
     ids=str,
 )

@@ -266,7 +266,6 @@ FOREIGN = {
     "a file's name": "my-code:run",
     "a path's start": "my_code.a/b",
     "a program of ours": "rsl_tbptt.tools.robot.c_code:CPolicy",
-    "a model that loads TorchScript": "rsl_tbptt.models:ExportedTeacher",
     "an option": "--agent.class-name",
     "a reference": "${oc.env:HOME}",
     "nested": ["mse", ["os:path.join"]],

@@ -23,11 +23,11 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import labels_of
 from rsl_tbptt.models.controller import (
     as_teacher,
+    check_needs_file,
     has_parameters,
     is_model,
     with_controllers,
 )
-from rsl_tbptt.models.exported_teacher import check_needs_file, needs_file
 from rsl_tbptt.models.teacher_group import (
     SelectedTeachers,
     check_teacher,
@@ -48,7 +48,7 @@ class ImitationOptions(OptionGroup):
     """
 
     teacher_checkpoint: str | None = None
-    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher, or an export.
+    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher.
 
     ``RUN/latest`` is the newest loadable checkpoint. None is read if the runner loads one with a
     teacher.
@@ -179,7 +179,7 @@ class Imitation(Extension):
             )
         if (path := self._options.teacher_checkpoint) is not None:
             check_needs_file(teacher, "teacher_checkpoint", path)
-        self.model, self.is_loaded = teacher.eval(), not needs_file(teacher)
+        self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
 
     @property
     def teacher(self) -> MLPModel | None:

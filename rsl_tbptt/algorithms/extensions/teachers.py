@@ -22,7 +22,7 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels
-from rsl_tbptt.models.exported_teacher import check_needs_file, needs_file
+from rsl_tbptt.models.controller import check_needs_file, has_parameters
 from rsl_tbptt.models.protocol import action_head, gaussian_head
 from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, load_teacher
 
@@ -32,7 +32,7 @@ class TeacherOptions(OptionGroup):
     """Options of a distillation's teacher."""
 
     teacher_checkpoint: str | None = None
-    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher, or an export.
+    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher.
 
     ``RUN/latest`` is the newest loadable checkpoint. None is read if the runner loads one.
     """
@@ -342,7 +342,7 @@ class LazyTeacher(Extension):
         """
         self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
         self._loaded = loaded
-        self.is_loaded = not needs_file(teacher)
+        self.is_loaded = not has_parameters(teacher)
         """Whether a checkpoint has brought the teacher, or none is needed."""
         if isinstance(teacher, SelectedTeachers) and path is not None:
             raise ValueError(

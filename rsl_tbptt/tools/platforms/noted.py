@@ -254,8 +254,7 @@ def names_known_class(name: str) -> bool:
         found: Any = resolve_callable(name)
     except (ImportError, AttributeError, TypeError, ValueError):
         return "." not in path
-    is_known = isinstance(found, type) and is_within(f"{found.__module__}.", TRAINED_WITH)
-    return is_known and not getattr(found, "loads_code", False)
+    return isinstance(found, type) and is_within(f"{found.__module__}.", TRAINED_WITH)
 
 
 def is_dotted(path: str) -> bool:

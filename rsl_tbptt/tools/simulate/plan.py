@@ -18,8 +18,7 @@ from torch import nn
 from rsl_tbptt.core.memory import MemoryPlan
 from rsl_tbptt.files import AGENT, ENV, read_config
 from rsl_tbptt.installation import installed_version
-from rsl_tbptt.models import ExportedTeacher, SelectedTeachers
-from rsl_tbptt.models.teacher_group import models_by_role
+from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt.tools.platforms import (
     PLATFORMS,
     Platform,
@@ -273,9 +272,6 @@ def filled(what: Planned, env: Any, device: str) -> Any:
         algorithm.imitation.is_loaded = True
     if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):
         teacher.unread = []
-    for model in models_by_role(teacher).values():
-        if isinstance(model, ExportedTeacher):
-            model.use(lambda rows: rows.new_zeros(len(rows), env.num_actions))
     roll_out(algorithm, env, 1)
     algorithm.storage.clear()  # the next rollout begins with hidden states, as all but the first do
     roll_out(algorithm, env, cfg["num_steps_per_env"])
