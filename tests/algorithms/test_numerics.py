@@ -4,10 +4,10 @@ import json
 
 import pytest
 from support import numerics
+from support.cases import CASES
 from support.tolerances import SAME_BFLOAT16_ANYWHERE, SAME_FLOAT64_ANYWHERE
 
 RECORDED = json.loads(numerics.RECORDED.read_text()).get(numerics.release(), {})
-CASES = numerics.cases()
 
 
 def test_every_case_is_recorded():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.utils.logger import Logger
-from support.numerics import with_signs_turned
+from support.cases import turn_signs
 from support.safe_runs import NUM_ENVS, STOCK, assert_same, make_runner, model_cfg
 from torch.utils.tensorboard import SummaryWriter
 
@@ -27,7 +27,7 @@ RND = {
 
 
 SYMMETRY = {
-    "data_augmentation_func": with_signs_turned,
+    "data_augmentation_func": turn_signs,
     "use_data_augmentation": True,
     "use_mirror_loss": False,
     "mirror_loss_coeff": 0.0,

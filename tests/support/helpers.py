@@ -86,7 +86,11 @@ def make_obs(
 
 def obs_like(storage: RolloutStorage, generator: torch.Generator) -> TensorDict:
     """Return random observations of the groups that a storage has been made for."""
-    return make_obs(storage.num_envs, generator, images="camera" in storage.observations)
+    obs = make_obs(storage.num_envs, generator, images="camera" in storage.observations)
+    if "skill" in storage.observations:  # which of several teachers is asked
+        skill = torch.randint(3, (storage.num_envs, 1), generator=generator)
+        obs["skill"] = skill.to(storage.observations["skill"].dtype)
+    return obs
 
 
 def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) -> MLPModel:

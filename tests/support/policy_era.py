@@ -1,6 +1,7 @@
 """Small policies, algorithms and rollouts of rsl_rl 3, shared by its tests."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,15 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.compat.rsl_rl3 import fit_teacher
+from rsl_tbptt.integrations import rsl_rl_v3
 from support.one_pass import ONE_PASS
 
 OBS_DIM, STATE_DIM, ACTION_DIM, HIDDEN_DIM = 5, 7, 2, 6
 OBS_GROUPS = {"policy": ["policy"], "teacher": ["state"], "critic": ["state"]}
+
+
+NUM_STEPS, NUM_ENVS = 7, 6
+"""Of a rollout in the table of cases."""
 
 
 def make_obs(num_envs: int, generator: torch.Generator | None = None) -> TensorDict:
@@ -132,3 +138,39 @@ def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def parameters_of(algorithm: Any) -> torch.Tensor:
     """Return the policy's parameters as one vector."""
     return nn.utils.parameters_to_vector(algorithm.policy.parameters()).detach().clone()
+
+
+def builds() -> dict[str, Callable[[], Any]]:
+    """Return what makes the algorithms of the table of cases, by name."""
+    students = {
+        **{f"student-{kind}": {"student": kind} for kind in ("mlp", "lstm", "gru")},
+        "sum-drop": {"loss_reduction": "sum", "tail": "drop"},
+        "nll-chunks": {"loss_type": "nll", "num_micro_batches": 2},
+        "dagger": {"teacher_action_share": 0.5},
+        "normalized": {"policy_kwargs": {"student_obs_normalization": True}},
+        "buffer": {"buffer_rollouts": 2, "save_buffer": True, "num_mini_batches": 2},
+        "heads-average": {"auxiliary": {"state": {"target": "state"}}, "weight_average": True},
+    }
+    reinforced = {
+        **{f"models-{kind}": {"kind": kind} for kind in ("mlp", "lstm", "gru")},
+        "window": {"minibatch_unit": "window"},
+        "kl-penalty": {"policy_loss": "kl_penalty", "schedule": "fixed"},
+        "episodes": {"loss_reduction": "episode_mean", "value_loss_coef": 0.7},
+        "clipped": {"max_grad_norm": 0.1, "optimizer": "sgd"},
+        "normalized": {"policy_kwargs": {"actor_obs_normalization": True}},
+        "log-std": {"policy_kwargs": {"noise_std_type": "log"}},
+    }
+
+    def distillation(options: dict[str, Any]) -> Any:
+        return make_distillation(rsl_rl_v3.TbpttDistillation, NUM_STEPS, NUM_ENVS, **options)
+
+    def ppo(options: dict[str, Any]) -> Any:
+        shared: dict[str, Any] = {"num_mini_batches": 2, "num_learning_epochs": 2}
+        if options.get("kind") != "mlp":
+            shared |= {"gradient_length": 3, "scan_engine": "reference"}
+        return make_ppo(rsl_rl_v3.TbpttPPO, NUM_STEPS, NUM_ENVS, **shared | options)
+
+    return {
+        **{f"distillation-{n}": partial(distillation, o) for n, o in students.items()},
+        **{f"ppo-{n}": partial(ppo, o) for n, o in reinforced.items()},
+    }
