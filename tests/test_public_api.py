@@ -25,7 +25,6 @@ PUBLIC = {
         "TbpttCnnRnnModelCfg TbpttTeachersCfg TbpttTeacherCfg TbpttControllerCfg "
         "TbpttMjlabDistillationRunner TbpttMjlabRecurrentRunner"
     ),
-    "rsl_tbptt.integrations.playground": "PlaygroundEnv",
     "rsl_tbptt.deploy": "Policy",
     "rsl_tbptt.core": (
         "recurrent_scan tbptt_schedule num_steps_of_full_group Window accumulate_group "
@@ -33,7 +32,7 @@ PUBLIC = {
     ),
 }
 """Names by module, separated by spaces."""
-IMPORTED = {"isaaclab": "isaaclab", "mjlab": "mjlab", "playground": "mujoco_playground"}
+IMPORTED = {"isaaclab": "isaaclab", "mjlab": "mjlab"}
 """The package that an integration imports."""
 
 

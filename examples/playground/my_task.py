@@ -8,10 +8,10 @@ import argparse
 from typing import Any
 
 import torch
+from env import PlaygroundEnv
 from mujoco_playground._src.dm_control_suite import cartpole
 from mujoco_playground.config import locomotion_params
 
-from rsl_tbptt.integrations.playground import PlaygroundEnv
 from rsl_tbptt.runners import TbpttDistillationRunner, TbpttOnPolicyRunner
 
 

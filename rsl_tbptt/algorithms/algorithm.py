@@ -29,7 +29,6 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
 from rsl_tbptt.core.recording import Recorder
 from rsl_tbptt.core.rollout import Rollout
 from rsl_tbptt.models.protocol import check_rnn_types
-from rsl_tbptt.signals import EmergencySave
 
 
 class Algorithm:
@@ -85,7 +84,6 @@ class Algorithm:
         algorithm: Any = self
         use_fused_kernels(self.optimizer)
         self._ranks = Ranks(together=algorithm.is_multi_gpu)
-        self.emergency_save = EmergencySave(options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(self.storage)
         self.curricula = Curricula(restarts=options.restart_curriculum)
         """The environment's step counter."""
@@ -223,7 +221,7 @@ class Algorithm:
     def _join_runner(
         self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]
     ) -> None:
-        """Join a runner: write next to its logs, and check for NaN in its place.
+        """Join a runner: describe its robot, and check for NaN in its place.
 
         Args:
             obs: Observations of the environment.
@@ -234,7 +232,6 @@ class Algorithm:
         """
         self.model_configs, self.robot = configs, describe_robot(env, obs)
         self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
-        self.emergency_save.write_beside_logs_of(env)
         self.curricula.join(env)
         self.checkpoint_path = cfg.get("load_checkpoint")
 
@@ -257,7 +254,6 @@ class Algorithm:
             state = as_tensors(model.get_hidden_state())
             if state and state[0].shape[1] != self.storage.num_envs:
                 model.reset()
-        self.emergency_save.start()
 
     def _read_by(self, models: Iterable[Any]) -> set[str]:
         """Return the observation groups that models and extensions read."""
@@ -325,7 +321,6 @@ class Algorithm:
 
     def _conclude(self) -> dict[str, float]:
         """End an iteration; return the metrics to log."""
-        self.emergency_save.conclude_iteration()
         self.metrics = self.transaction.logged
         return self.metrics
 

@@ -322,6 +322,4 @@ class DistillationRollouts(Algorithm, Distillation):
         self._load_extensions(own, wants)
         resumes = bool(wants.get("student"))
         self.curricula.go_on_from(given, self.checkpoint_path, resumes=resumes)
-        if load_iteration:
-            self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

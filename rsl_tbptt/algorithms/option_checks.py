@@ -65,6 +65,13 @@ def between(low: float, high: float, hint: str = "") -> Rule:
 _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 
 
+GONE = {
+    "safe_checkpoint_interval": "set save_interval in the runner's config. 'rsl-tbptt latest RUN'"
+    " passes over a file that was not written completely.",
+}
+"""Options of earlier versions by name, with what to do instead."""
+
+
 def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
     """Build a dataclass of options and run the checks in each field's type.
 
@@ -83,6 +90,8 @@ def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: s
     hints = typing.get_type_hints(cls, include_extras=True)
     for name in options:
         if name not in hints:
+            if name in GONE:
+                raise ValueError(f"Option '{name}' of {whose} is gone: {GONE[name]}")
             near = difflib.get_close_matches(str(name), list(hints), n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known options are {list(hints)}."
             raise ValueError(f"Unknown option '{name}' of {whose}: {hint}")

@@ -115,12 +115,6 @@ class Options(HeadsOptions, ReplayOptions):
     Resuming continues them.
     """
 
-    safe_checkpoint_interval: Annotated[int | None, count(hint=" Use None to write none.")] = None
-    """Iterations between emergency checkpoints, ``safe_<iteration>.pt``, for Isaac Lab.
-
-    See docs/howto/cluster.md#isaac-lab.
-    """
-
     def are_in_use(self) -> bool:
         """Return whether an algorithm was built for these values."""
         return "_in_use" in vars(self)

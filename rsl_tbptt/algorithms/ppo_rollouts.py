@@ -228,8 +228,6 @@ class PpoRollouts(Algorithm, PPO):
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if wants.get("actor"):
             self.curricula.go_on_from(*source, resumes=True)
-        if load_iteration:
-            self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
 
 

@@ -80,15 +80,7 @@ class _OfPolicy:
         Args:
             policy: One of rsl_rl 3's policies.
             **arguments: ``device``, ``multi_gpu_cfg`` and the options of the algorithm.
-
-        Raises:
-            NotImplementedError: If the algorithm should write checkpoints.
         """
-        if (interval := arguments.get("safe_checkpoint_interval")) is not None:
-            raise NotImplementedError(
-                f"safe_checkpoint_interval is {interval!r}, expected None with rsl_rl 3: its runner"
-                " does not tell the algorithm environment and folder."
-            )
         self._arguments = {"device": "cpu", **arguments}
         self.policy: Any = policy.to(self._arguments["device"])
 

@@ -101,8 +101,6 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 self._kept = KeptCheckpoints(Path(log_dir), keep_last, keep_best)
         # A copy, since the algorithm turns off "check_for_nan" in it.
         super().__init__(env, dict(train_cfg), log_dir, device)
-        if (emergency_save := getattr(self.alg, "emergency_save", None)) is not None:
-            emergency_save.handles_signals = False
         measures_health = isinstance(self.alg, Algorithm)
         self.logger = _Logger(self.logger, self._conclude_iteration, measures_health)
         self._ranks = Ranks(together=self.is_distributed)

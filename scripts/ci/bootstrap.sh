@@ -89,7 +89,7 @@ describe() {
       folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev
       packages=gaitkeeper # a reader of bundles, with which tests run them
       ;;
-    playground) folder=.venv-playground version=3.12 extras=playground,tools,dev ;;
+    playground) folder=.venv-playground version=3.12 extras=tools,dev packages=playground ;;
     isaaclab2)
       folder=.venv-isaaclab2 version=3.11 extras=isaaclab2,dev
       # Imports of Isaac Lab 2.3's config classes, environment wrapper and logger.

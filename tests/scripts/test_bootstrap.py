@@ -98,7 +98,7 @@ def only_line(result):
         ("", {}, "3.12", "constraints-main.txt --editable .[isaaclab,wandb,demo,dev,docs]"),
         ("", {"VENV": "other", "EXTRAS": "dev"}, "3.12", "--python other/bin/python"),
         ("mjlab", {"PYTHON": "3.10"}, "3.10", "constraints-mjlab.txt --editable .[mjlab,demo,dev]"),
-        ("playground", {}, "3.12", "constraints-playground.txt --editable .[playground,tools,dev]"),
+        ("playground", {}, "3.12", "constraints-playground.txt --editable .[tools,dev] playground"),
         # without its dependencies, which no registry has
         ("isaaclab2", {}, "3.11", "--no-deps isaaclab==2.3.2.post1"),
     ],

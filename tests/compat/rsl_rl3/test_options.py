@@ -45,10 +45,8 @@ SLICES = [{"loss": "kl", "actions": [0, 1]}]
 @pytest.mark.parametrize(
     ("make", "algorithm", "options"),
     [
-        (make_distillation, TbpttDistillation, {"safe_checkpoint_interval": 3}),
         (make_distillation, TbpttDistillation, {"loss_type": "kl"}),
         (make_distillation, TbpttDistillation, {"loss_type": SLICES}),
-        (make_ppo, TbpttPPO, {"safe_checkpoint_interval": 3}),
         (make_ppo, TbpttPPO, {"teacher_cfg": {"class_name": "MLPModel"}}),
         (make_ppo, TbpttPPO, {"teacher_coef": 0.1}),
         (make_distillation, TbpttDistillation, {"symmetry_cfg": {"use_data_augmentation": True}}),

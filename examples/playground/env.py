@@ -4,35 +4,17 @@ Playground's own wrapper fits rsl_rl 3.1. It lacks ``cfg``, which the runners of
 its ``get_observations`` starts all episodes again. The episodes' last observations are lost in it.
 """
 
-# Playground has its own environment, which the type checker does not see.
-# pyright: reportMissingImports=false
-
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import torch
+from jax.dlpack import from_dlpack
+from mujoco_playground import MjxEnv, State, wrapper, wrapper_torch
 from tensordict import TensorDict
 
-from rsl_tbptt.compat import MODELS_ERA, require_era
-
-require_era(MODELS_ERA, "rsl_tbptt.integrations.playground")
-
-try:
-    import jax
-    from jax.dlpack import from_dlpack
-    from mujoco_playground import MjxEnv, State, wrapper, wrapper_torch
-except ImportError as error:
-    from rsl_tbptt.installation import install
-
-    raise ImportError(
-        "rsl_tbptt.integrations.playground needs playground 0.2, and importing it failed: "
-        f"{error}. Install it with: {install('playground')}."
-    ) from error
-
-__all__ = ["PlaygroundEnv"]
-
-_FINAL_OBS = "rsl_tbptt_final_obs"
+_FINAL_OBS = "final_obs"
 """Key in the ``info`` of Playground's states."""
 
 
