@@ -3,16 +3,12 @@
 import dataclasses
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from support.helpers import make_distillation, make_ppo, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.behavior_losses import parse_slices
 from rsl_tbptt.algorithms.extensions.heads import HeadOptions, parse_heads
-from rsl_tbptt.algorithms.extensions.weights import Transitions
 from rsl_tbptt.algorithms.options import PpoOptions
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -37,7 +33,6 @@ def test_every_metric_is_in_the_reference():
         gradient_length=2,
         teacher_action_share=0.5,
         learning_rate_updates=5,
-        imitation_weight=lambda transitions: torch.ones_like(transitions.rewards),
         auxiliary={"NAME": {"target": "policy"}},
     )
     roll_out(distillation, 0)
@@ -55,11 +50,6 @@ def test_the_options_on_the_pages_are_valid():
     assert options.pop("class_name") == "rsl_tbptt.algorithms:TbpttPPO"
     assert PpoOptions.parse(options).teacher_updates == 60000
     assert set(names["obs_groups"]) == {"actor", "critic", "teacher"}
-    loss_type = code_of("reference/distillation.md", "gripper")["loss_type"]
-    assert [found.name for found in parse_slices(loss_type, 8)] == ["joints", "gripper"]
-    weight = code_of("reference/distillation.md", "def my_weight")["my_weight"]
-    steps = SimpleNamespace(episode_steps=torch.tensor([[9, 10]]))
-    assert weight(steps).tolist() == [[0.0, 1.0]]
 
 
 def test_the_heads_on_the_page_are_valid_and_its_table_is_complete():
@@ -68,10 +58,3 @@ def test_the_heads_on_the_page_are_valid_and_its_table_is_complete():
     table = (DOCS / "howto" / "auxiliary_heads.md").read_text()
     keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert keys == [field.name for field in dataclasses.fields(HeadOptions)]
-
-
-def test_the_transitions_on_the_page_are_those_of_a_function():
-    section = (DOCS / "reference" / "distillation.md").read_text().split("## What counts\n")[1]
-    rows = re.findall(r"^\| (`.*?`) \|", section.split("\n## ")[0], re.MULTILINE)
-    names = re.findall(r"`(\w+)`", " ".join(rows))
-    assert names == [field.name for field in dataclasses.fields(Transitions)]

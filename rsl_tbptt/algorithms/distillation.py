@@ -111,10 +111,9 @@ class TbpttDistillation(DistillationRollouts):
         """
         self._begin_update()
         num_passes, num_parts = self.options.num_learning_epochs, self.transaction.num_micro_batches
-        steps, weights, health, concludes = [], [], {}, not self._ranks.together
+        steps, health, concludes = [], {}, not self._ranks.together
         for drawn in self.experience.draw(num_passes):
-            state, (divisor, own) = None, self._student.divisor(self._rollout, drawn, self._ranks)
-            weights.append(own)
+            state, divisor = None, self._student.divisor(drawn)
             for group in range(len(self._student.groups)):
                 fixed = {"group": group, "num_parts": num_parts, "concludes": concludes}
                 arguments = drawn.columns, state, divisor
@@ -124,7 +123,7 @@ class TbpttDistillation(DistillationRollouts):
                 steps.append(results[0])
                 health |= results[1]
             self._student.keep_end(self._state_after, self._rollout, drawn, state, num_parts)
-        metrics = self._metrics(torch.stack(steps), weights, health)
+        metrics = self._metrics(torch.stack(steps), health)
         update_normalization([self._raw_student], self.storage.observations, self._step_batches)
         return metrics
 
@@ -144,7 +143,7 @@ class TbpttDistillation(DistillationRollouts):
         Args:
             columns: Columns of the rollout. Shape: (n,).
             state: State before the group, (L, n, H); of the first group it is taken from storage.
-            divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
+            divisor: M, the divisor of the sum of per-sample losses. Shape: ().
             group: Index of the group of windows.
             num_parts: Minimum number of micro-batches, which run one after the other.
             first: Whether the step also measures the health of the replay.
@@ -213,19 +212,19 @@ class TbpttDistillation(DistillationRollouts):
             self._rollout = self._placed("newest", self._rollout)
             self._start_states = self._placed_state("start", self._start_states)
         rollout, state = self._rollout, hidden_state.as_tensors(self._start_states)
-        moving = rollout.labels, rollout.episode_starts, rollout.weights, state
+        moving = rollout.labels, rollout.episode_starts, state
         self._begin_steps(moving)
 
     def _metrics(
-        self, steps: torch.Tensor, weights: Sequence[Any], health: dict[str, torch.Tensor]
+        self, steps: torch.Tensor, health: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the metrics of optimiser steps, (S, M + 1), and of mini-batches' weights."""
+        """Return the metrics of optimiser steps, (S, M + 1)."""
         experience, num_envs = self.experience, self._num_envs_of_ranks
         num_steps, trained = self._student.num_loss_steps, self._num_trained_of_ranks
         num_steps *= self.options.num_learning_epochs
         sizes = num_steps * trained, num_steps * (experience.num_sequences - trained)
         rows = steps.T.contiguous()
-        means = self._student.means(rows[:-1].sum(1), weights, sizes, self._ranks)
+        means = self._student.means(rows[:-1].sum(1), sizes)
         if experience.num_drawn == 0:
             del means[BUFFER]
         models = {"student": self._raw_student, "teacher": self._raw_teacher}

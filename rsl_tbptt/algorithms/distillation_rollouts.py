@@ -23,7 +23,6 @@ from rsl_tbptt.algorithms.extensions.teachers import (
     TeacherLayers,
 )
 from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
-from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
@@ -74,10 +73,8 @@ class DistillationRollouts(Algorithm, Distillation):
         """Set up labels, extensions, the student's replay and the transaction of an update."""
         options, storage, ranks = self.options, self.storage, self._ranks
         student, teacher = self._raw_student, self._raw_teacher
-        path, weight = options.teacher_checkpoint, options.imitation_weight
-        self.lazy_teacher = LazyTeacher(
-            teacher, path, storage.observations, ranks, self.curricula.go_on_from_teachers
-        )
+        path, loaded = options.teacher_checkpoint, self.curricula.go_on_from_teachers
+        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks, loaded)
         self.teacher_loaded: Any = self.lazy_teacher
         """Whether training can start, for rsl_rl's runners."""
         of_heads = parse_heads(options.auxiliary)
@@ -87,8 +84,6 @@ class DistillationRollouts(Algorithm, Distillation):
         layers = TeacherLayers(teacher, storage, of_heads, in_batches=in_batches)
         label = RolloutLabels if in_batches else StepLabels
         self._labels = label(teacher, storage, loss.to_gaussian, layers)
-        self.sample_weights = None if weight is None else SampleWeights(weight, storage, ranks)
-        """Weights of the samples; None if all are 1."""
         self._heads = AuxiliaryHeads(
             self, student, of_heads, layers=layers.outputs, reported_where=NEWEST
         )
@@ -99,7 +94,7 @@ class DistillationRollouts(Algorithm, Distillation):
         per_teacher = LossPerTeacher(self._labels.teacher_names)
         averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
         self._average = WeightAverage(averaged)
-        of_option = [each for each in (self.mirrored, self.sample_weights) if each]
+        of_option = [self.mirrored] if self.mirrored else []
         own = self._dagger, per_teacher, self._heads, self.held_out, self.curricula
         # The teacher comes first, since nothing starts without it; the average after the heads.
         self.extensions = [self.lazy_teacher, *of_option, *own, self._average]
@@ -243,15 +238,9 @@ class DistillationRollouts(Algorithm, Distillation):
             **{f"observation group '{group}'": values for group, values in others.items()},
             **self._labels.recorded(),
         }
-        weights = {}
-        if self.sample_weights is not None:
-            given = self.sample_weights.given
-            weights = {OPTION: given[: self._student.num_loss_steps]}
-            # The loss excludes samples of weight 0, so their values are replaced by 0.
-            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
-        if self.mirrored:  # a memory reads them at steps of weight 0, too
+        if self.mirrored:
             recorded |= self.mirrored.inputs()
-        return Inputs(seen, recorded, weights)
+        return Inputs(seen, recorded)
 
     def train_mode(self) -> None:
         """Set the models to training, after a rollout that broke off, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,12 +25,9 @@ class Source:
     details: str = ""
     """Environments, first step, and the fix."""
 
-    event: str = "met NaN or inf in"
-    """What happened to the update, the words before ``kind``."""
-
     def __str__(self) -> str:
         """Return a clause for a message."""
-        return f"{self.event} {self.kind}{self.details}"
+        return f"met NaN or inf in {self.kind}{self.details}"
 
 
 def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
@@ -65,9 +62,6 @@ class Inputs:
     recorded: Mapping[str, torch.Tensor]
     """Other values by name, each (T, N, D); values derived from others come after them."""
 
-    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Weights of samples, by option, each (T, N)."""
-
 
 def find_source(
     observations: TensorDict,
@@ -87,13 +81,13 @@ def find_source(
         ranks: The processes that search together.
 
     Returns:
-        The first of: a value that is not finite, one too large to be squared, one that cannot be a
-        weight, environments whose own gradients are not finite, divergence.
+        The first of: a value that is not finite, one too large to be squared, environments whose
+        own gradients are not finite, divergence.
     """
     seen = {key: value for key, value in observations.items() if key in inputs.groups}
     named = {f"observation group '{key}'": value for key, value in seen.items()}
     read = _in_what_was_read({**named, **inputs.recorded})
-    found = _of_any_rank(read or _in_weights(inputs.weights), ranks)
+    found = _of_any_rank(read, ranks)
     if found is None:  # on all ranks, so that all compute gradients, which exchange sums
         found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
     return found or _DIVERGENCE
@@ -127,17 +121,6 @@ def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
             if bad.any():
                 value = values[bad][0].item()
                 return Source(name, f"{_where(bad)} ({value:g}, too large to be squared)")
-    return None
-
-
-def _in_weights(named: Mapping[str, torch.Tensor]) -> Source | None:
-    """Return the first weight that is not finite or below 0."""
-    for name, values in named.items():
-        bad = ~(torch.isfinite(values) & (values >= 0))
-        if bad.any():
-            rule = f"is {values[bad][0].item():g}, expected a finite number of at least 0,"
-            in_envs = _where(bad).replace(" of", " in", 1)
-            return Source(name, f" {rule}{in_envs}", "was refused:")
     return None
 
 

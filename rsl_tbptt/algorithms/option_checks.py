@@ -66,6 +66,7 @@ _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 
 
 GONE = {
+    "imitation_weight": "leave it out. An extension of your own can weigh samples.",
     "safe_checkpoint_interval": "set save_interval in the runner's config. 'rsl-tbptt latest RUN'"
     " passes over a file that was not written completely.",
 }

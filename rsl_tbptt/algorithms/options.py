@@ -15,7 +15,6 @@ from rsl_tbptt.algorithms.extensions.heads import HeadsOptions
 from rsl_tbptt.algorithms.extensions.held_out import HeldOutOptions
 from rsl_tbptt.algorithms.extensions.teachers import TeacherOptions
 from rsl_tbptt.algorithms.extensions.weight_average import AverageOptions
-from rsl_tbptt.algorithms.extensions.weights import WeightOptions
 from rsl_tbptt.algorithms.option_checks import (
     Rule,
     T,
@@ -173,7 +172,7 @@ class Options(HeadsOptions, ReplayOptions):
 
 
 @dataclass(kw_only=True)
-class DistillationOptions(TeacherOptions, HeldOutOptions, WeightOptions, AverageOptions, Options):
+class DistillationOptions(TeacherOptions, HeldOutOptions, AverageOptions, Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
     num_learning_epochs: Annotated[int, count()] = 2
@@ -231,11 +230,10 @@ class DistillationOptions(TeacherOptions, HeldOutOptions, WeightOptions, Average
     ``"flush"`` trains on them, ``"drop"`` only runs them forward, as rsl_rl does.
     """
 
-    loss_type: str | Callable[..., Any] | list[dict[str, Any]] = "mse"
+    loss_type: str | Callable[..., Any] = "mse"
     """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"bce"``, ``"kl"`` or ``"nll"``.
 
-    It may also be your own, or differ per slice of the action:
-    docs/reference/distillation.md#losses.
+    It may also be your own: docs/reference/distillation.md#losses.
     """
 
     learning_rate: Annotated[float, positive()] = 1e-3

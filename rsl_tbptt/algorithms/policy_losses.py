@@ -16,29 +16,13 @@ from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels, generalized_advantages, params_in
-from rsl_tbptt.user_functions import values_with_gradient
-
-"""Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
 
 
 class PolicyLoss:
     """The actor's loss: surrogate, entropy bonus and imitation of a teacher."""
 
     def __init__(self, actor: MLPModel, options: PpoOptions, first_replay: FirstReplay) -> None:
-        """Take the coefficients from ``options``; ``first_replay`` records probabilities.
-
-        Raises:
-            ValueError: If log-probabilities of the actor's distribution, or the KL divergence that
-                is a penalty, have no gradient.
-        """
-        needed = {"log_prob"} | ({"kl"} if options.policy_loss == "kl_penalty" else set())
-        if missing := needed - values_with_gradient(actor):
-            raise ValueError(
-                f"policy_loss is '{options.policy_loss}', expected a distribution with a gradient"
-                f" of {' and '.join(sorted(needed))}: the actor's"
-                f" {type(actor.distribution).__name__} has none of {' and '.join(sorted(missing))}."
-                " Look for detach() or no_grad() in it."
-            )
+        """Take the coefficients from ``options``; ``first_replay`` records probabilities."""
         self._actor, self._options, self._first_replay = actor, options, first_replay
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         self.reported = ("surrogate", "entropy", "teacher", *clips)

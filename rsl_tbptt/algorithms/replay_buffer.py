@@ -33,7 +33,6 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.behavior_losses import NEWEST
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import StepLabels
-from rsl_tbptt.algorithms.extensions.weights import SampleWeights
 from rsl_tbptt.algorithms.frames import (
     FrameObs,
     deduplicate_frames,
@@ -93,7 +92,6 @@ class Experience:
         self._storage: RolloutStorage = algorithm.storage
         self._labels, self._extensions = labels, algorithm.extensions
         self._mirrored: MirroredRobots | None = algorithm.mirrored
-        self._weights: SampleWeights | None = algorithm.sample_weights
         self._options: DistillationOptions = algorithm.options
         self._ranks: Ranks = algorithm._ranks
         self.trained: torch.Tensor = algorithm.held_out.trained
@@ -131,27 +129,23 @@ class Experience:
             stored = self._mirrored.obs(observed_groups(self._student, stored))
             labels |= self._mirrored.behavior(labels)
         obs = observations_of(self._student, stored)
-        rollout = Rollout.from_dones(obs, labels, dones)
-        return rollout if self._weights is None else replace(rollout, weights=self._weights.values)
+        return Rollout.from_dones(obs, labels, dones)
 
     def dones(self) -> torch.Tensor:
         """Return at which steps episodes of the newest rollout ended. Shape: (T, N), bool."""
         return self._storage.dones.squeeze(-1).bool()
 
     def take(self) -> tuple[Rollout, HiddenState]:
-        """Complete labels and weights of the newest rollout, and put it into the buffer.
+        """Complete the labels of the newest rollout, and put it into the buffer.
 
         Returns:
             The rollout that ``draw`` chooses columns of, which has the past with a buffer, and the
             states before it.
 
         Raises:
-            ValueError: If the function that weighs its samples fails, ``buffer_gb`` is too small,
-                or a checkpoint's buffer does not fit.
+            ValueError: If ``buffer_gb`` is too small, or a checkpoint's buffer does not fit.
         """
         self._labels.complete()
-        if self._weights is not None:
-            self._weights.complete()
         self._taken = self.newest()
         deduplicate_frames(self._taken.obs)
         if self._options.buffer_rollouts > 0:
@@ -330,9 +324,6 @@ class Experience:
         return envs if self.buffer is None else self.buffer.newest[envs]
 
 
-_WEIGHTS = "weights"
-
-
 def _tensors(rollout: Rollout, state: HiddenState) -> dict[str, torch.Tensor]:
     """Name the tensors of sequences, in the order of checkpoints. Shape: (T or L, N, ...) each."""
     steps = steps_of(rollout.obs)
@@ -342,7 +333,6 @@ def _tensors(rollout: Rollout, state: HiddenState) -> dict[str, torch.Tensor]:
         **{f"label/{name}": label for name, label in rollout.labels.items()},
         "episode_starts": rollout.episode_starts,
         **{f"state/{index}": tensor for index, tensor in states},
-        **({} if rollout.weights is None else {_WEIGHTS: rollout.weights}),
     }
 
 
@@ -379,8 +369,7 @@ class ReplayBuffer:
         if self._frames:
             obs = FrameObs(obs, self._frames)
         labels = {name: columns(label) for name, label in newest.labels.items()}
-        weights = None if newest.weights is None else columns(newest.weights)
-        copied = Rollout(obs, labels, columns(newest.episode_starts), weights)
+        copied = Rollout(obs, labels, columns(newest.episode_starts))
         self._is_newest = torch.zeros_like(copied.episode_starts)
         self.capacity = capacity
         self.rollout = replace(copied, labels={**labels, NEWEST: self._is_newest})
@@ -458,13 +447,11 @@ class ReplayBuffer:
         for group, pool in self._frames.items():
             rows, kept[f"obs/{group}"] = unique_frames(kept[f"obs/{group}"])
             frames[group] = pool[rows]
-        weights = {_WEIGHTS: kept.pop(_WEIGHTS)} if _WEIGHTS in kept else {}
         return {
             "keys": self._keys[: self.num_kept].clone(),
             "key_limit": self._key_limit,
             "sequences": list(kept.values()),
             "frames": frames,
-            **weights,
         }
 
     def check(self, state_dict: dict[str, Any]) -> None:
@@ -474,9 +461,13 @@ class ReplayBuffer:
             state_dict: The result of :meth:`state_dict`.
 
         Raises:
-            ValueError: If the sequences have other shapes.
+            ValueError: If the sequences have other shapes, or weights.
         """
-        own = [tensor for name, tensor in self._tensors.items() if name != _WEIGHTS]
+        if "weights" in state_dict:
+            raise ValueError(
+                "The checkpoint's replay buffer has weights of imitation_weight, an option that is"
+                " gone: set save_buffer to False to begin with an empty one."
+            )
         found, expected = (
             [
                 *((len(tensor), *tensor.shape[2:]) for tensor in sequences),
@@ -484,7 +475,7 @@ class ReplayBuffer:
             ]
             for sequences, frames in (
                 (state_dict["sequences"], state_dict.get("frames", {})),
-                (own, self._frames),
+                (self._tensors.values(), self._frames),
             )
         )
         if found != expected:
@@ -497,9 +488,6 @@ class ReplayBuffer:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the past by that of a checkpoint; if it has too many, the smallest keys stay.
 
-        Sequences that were saved without weights have weight 1 at every step. If this buffer has no
-        weights, saved sequences with NaN at steps of weight 0 are excluded.
-
         Args:
             state_dict: The result of :meth:`state_dict`.
 
@@ -507,16 +495,8 @@ class ReplayBuffer:
             ValueError: If the sequences have other shapes. Nothing is changed then.
         """
         self.check(state_dict)
-        keys, sequences = state_dict["keys"], list(state_dict["sequences"])
-        weights = state_dict.get("weights")
-        if _WEIGHTS in self._tensors:
-            ones = keys.new_ones(self.rollout.num_steps, len(keys))
-            sequences.append(ones if weights is None else weights)
-        elif weights is not None:
-            # Samples of weight 0 may be NaN, and without weights they would be trained on.
-            finite = [each.isfinite().transpose(0, 1).flatten(1).all(1) for each in sequences]
-            keys = torch.where(torch.stack(finite).all(0), keys, torch.inf)
-        num = min(int(keys.isfinite().sum()), self.capacity)
+        keys, sequences = state_dict["keys"], state_dict["sequences"]
+        num = min(len(keys), self.capacity)
         chosen = keys.topk(num, largest=False).indices.sort().values
         for tensor, sequence in zip(self._tensors.values(), sequences, strict=True):
             tensor[:, self._past[:num]] = sequence[:, chosen].to(tensor)

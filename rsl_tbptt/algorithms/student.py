@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BUFFER, BehaviorLoss
+from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BEHAVIOR, BUFFER, BehaviorLoss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.extensions.weights import OPTION, or_one
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import Replay
@@ -19,7 +18,6 @@ from rsl_tbptt.algorithms.replay_buffer import Drawn
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
@@ -40,7 +38,6 @@ class Student:
         extensions: Sequence[Extension] = algorithm.extensions
         heads: AuxiliaryHeads = algorithm._heads
         mirrored: MirroredRobots | None = algorithm.mirrored
-        self._has_weights = algorithm.sample_weights is not None
         num_steps = algorithm.storage.num_transitions_per_env
         lengths = (options.gradient_length, options.update_length)
         groups = tbptt_schedule(num_steps, *lengths, tail=options.tail)
@@ -67,8 +64,7 @@ class Student:
         )
         if mirrored:
             mirrored.replays = {STUDENT: self.replay}
-        # Labels of weight 0 may be arbitrary.
-        self.measures_labels = loss.of_actions and not self._has_weights
+        self.measures_labels = loss.of_actions
         """Whether health metrics compare actions with their labels."""
         self.loss: Loss = loss
         if self.measures_labels:
@@ -76,27 +72,14 @@ class Student:
         """The loss of an optimiser step."""
         for extension in extensions:
             self.loss = extension.wrap(self.loss)
-        self._means_of = (*loss.reported_names, *heads.reported)
+        self._means_of = (BEHAVIOR, BUFFER, *heads.reported)
         own = (name for each in extensions if each is not heads for name in each.reported)
         self.reported = (*self._means_of, *own)
         """Names of the sums that an optimiser step reports."""
 
-    def divisor(
-        self, rollout: Rollout, drawn: Drawn, ranks: Ranks
-    ) -> tuple[int | torch.Tensor, torch.Tensor | None]:
-        """Return M of a mini-batch's groups over all ranks, and the sums of its weights, (2,).
-
-        These are the sums over the sequences of the newest rollout and over those of the past.
-        A sequence counts by the mean weight of its steps, so that a sample has the same weight
-        in every group of windows. Without weights there are no sums.
-        """
-        if rollout.weights is None:
-            return self._steps_in_mean * drawn.num_sequences, None
-        weights = rollout.weights[: self.num_loss_steps]
-        sums = weights[:, drawn.columns].sum(0).tensor_split([len(drawn.envs)])
-        sums = torch.stack([each.sum() for each in sums])
-        num_sequences = or_one(ranks.sum_tensor(sums.sum()) / self.num_loss_steps)
-        return self._steps_in_mean * num_sequences, sums
+    def divisor(self, drawn: Drawn) -> int | torch.Tensor:
+        """Return M of a mini-batch's groups over all ranks."""
+        return self._steps_in_mean * drawn.num_sequences
 
     def keep_end(
         self, ends: HiddenState, rollout: Rollout, drawn: Drawn, state: HiddenState, num_parts: int
@@ -139,21 +122,14 @@ class Student:
                 group, batch, state, self.loss, divisor, num_micro_batches=num_parts
             )
 
-    def means(
-        self, sums: torch.Tensor, weights: Sequence[Any], sizes: Any, ranks: Ranks
-    ) -> dict[str, torch.Tensor]:
+    def means(self, sums: torch.Tensor, sizes: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the means of an update. Shape: () each.
 
         Args:
             sums: Sums of the reported values. Shape: (M,).
-            weights: Sums of the weights of newest and past samples in each mini-batch, (2,) each.
             sizes: Numbers of newest and past samples, over all passes and processes.
-            ranks: The processes.
         """
         means: dict[str, torch.Tensor] = dict(zip(self.reported, sums, strict=True))
-        if self._has_weights:
-            total = ranks.sum_tensor(torch.stack(list(weights)).sum(0))
-            means[OPTION], sizes = total[0] / sizes[0], or_one(total)
         for name in self._means_of:
             means[name] = means[name] / sizes[int(name == BUFFER)]
         return means

@@ -42,9 +42,6 @@ class SampleLosses:
     reported: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Values by name that are only summed up. Shape: (K, n) each."""
 
-    weighs_reported: bool = False
-    """Whether these sums use the samples' weights as well."""
-
 
 Loss = Callable[[Outputs, Labels], SampleLosses]
 """Compares the outputs of K steps of n environments with their labels."""
@@ -132,32 +129,15 @@ def _backward(
     newest = piece.steps(first, piece.num_steps)
     if first:  # a slice from 0 on is a copy in the backward pass
         outputs = tuple(output[first:] for output in outputs)
-    weights = newest.weights
-    if weights is not None:
-        outputs = tuple(_without_gradient(output, weights == 0) for output in outputs)
     losses = loss(outputs, newest.labels)
-    trained = losses.trained if weights is None else _weighted(losses.trained, weights)
+    trained = losses.trained if newest.weights is None else newest.weights * losses.trained
     if torch.is_grad_enabled() and trained.requires_grad:  # a model may be frozen
         gradient = 1.0 / divisor * coef  # of each loss in their scaled sum
         if not isinstance(gradient, torch.Tensor):
             gradient = trained.new_full((), gradient)
         trained.backward(gradient.expand_as(trained))
     with torch.no_grad():
-        reported = losses.reported
-        if weights is not None and losses.weighs_reported:
-            reported = {name: _weighted(values, weights) for name, values in reported.items()}
-        return {name: values.sum() for name, values in reported.items()}
-
-
-def _weighted(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return weights times values, (K, n) each, and 0 for weight 0 even if the value is NaN."""
-    return torch.where(weights == 0, 0.0, weights * values)
-
-
-def _without_gradient(outputs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Return outputs (K, n, ...) that pass no gradient, not even NaN, ``where`` (K, n) is True."""
-    where = where.view(*where.shape, *(1 for _ in outputs.shape[2:]))
-    return torch.where(where, outputs.detach(), outputs)
+        return {name: values.sum() for name, values in losses.reported.items()}
 
 
 _MIN_ENVS = 512

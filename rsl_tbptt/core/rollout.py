@@ -27,9 +27,7 @@ class Rollout:
     """True where step t is the first of an episode, read before it. Shape: (T, N), bool."""
 
     weights: torch.Tensor | None = None
-    """Weight of each sample in the mean. Shape: (T, N). None weighs all equally.
-
-    A sample of weight 0 is excluded by selection, so its labels may be NaN."""
+    """Weight of each sample in the sum of losses. Shape: (T, N). None weighs all equally."""
 
     @classmethod
     def from_dones(cls, obs: Any, labels: Labels, dones: torch.Tensor) -> Rollout:

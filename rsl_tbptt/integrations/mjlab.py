@@ -75,9 +75,7 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions):
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
 
     # Narrower than the parent's: a command line cannot take a function and would lose the option.
-    # A list of slices has to come from a config: with it, a command line would not take a name.
     loss_type: str = "mse"
-    imitation_weight: str | None = None
 
 
 @dataclass

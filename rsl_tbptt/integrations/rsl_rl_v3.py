@@ -148,17 +148,14 @@ class TbpttDistillation(_OfPolicy):
             **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
 
         Raises:
-            NotImplementedError: If ``loss_type``, or that of a slice, is "kl", or ``symmetry_cfg``
-                comes from the runner.
+            NotImplementedError: If ``loss_type`` is "kl", or ``symmetry_cfg`` is the runner's.
         """
         if "_env" not in (arguments.get("symmetry_cfg") or {"_env": None}):
             raise NotImplementedError(
                 "symmetry_cfg is set, expected None with rsl_rl 3's DistillationRunner, which gives"
                 " its algorithm no environment. In your own loop add it to the config as '_env'."
             )
-        loss_type = arguments.get("loss_type")
-        slices = loss_type if isinstance(loss_type, list | tuple) else [{"loss": loss_type}]
-        if "kl" in (each["loss"] for each in slices if isinstance(each, dict) and "loss" in each):
+        if arguments.get("loss_type") == "kl":
             raise NotImplementedError(
                 "loss_type is 'kl', expected another with rsl_rl 3: its policy keeps no standard"
                 " deviation of the teacher. Use 'nll' or 'mse'."

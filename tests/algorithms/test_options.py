@@ -140,21 +140,24 @@ def reduced(actions, labels):
     return (actions - labels).square().mean()
 
 
-def without_gradient(actions, labels):
-    return (actions - labels).square().detach()
+def writing(actions, labels):
+    return (actions - labels.clamp_(-0.1, 0.1)).square()
 
 
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
         (reduced, r"returned shape \(\), expected \(2, 3, 2\)"),
-        (without_gradient, "does not require grad"),
+        (writing, "writes into the 'labels' that it is given"),
     ],
 )
-def test_a_users_loss_is_tested_before_anything_is_simulated(loss, reason):
-    message = rf"loss_type is <function {loss.__name__}.*, which fails on .*{reason}.*: expected a"
+@pytest.mark.parametrize("option", ["loss_type", "auxiliary.it.loss"])
+def test_a_users_loss_is_called_once_before_anything_is_simulated(option, loss, reason):
+    head = {"auxiliary": {"it": {"target": "state", "loss": loss, "columns": [0, 1]}}}
+    options: Any = {"loss_type": loss} if option == "loss_type" else head
+    message = rf"{option} is <function {loss.__name__}.*, which fails on .*{reason}.*: expected a"
     with pytest.raises(ValueError, match=message):
-        make_distillation(TbpttDistillation, 6, 4, gradient_length=3, loss_type=loss)
+        make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
 
 
 def test_a_gaussian_loss_needs_a_gaussian():

@@ -152,18 +152,6 @@ def test_a_mirror_loss_of_actions_without_gradient_is_refused():
         make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, symmetry_cfg=cfg)
 
 
-def writing_loss(actions, labels):
-    return (actions - labels.clamp_(-0.1, 0.1)).square()
-
-
-@pytest.mark.parametrize("option", ["loss_type", "auxiliary"])
-def test_a_loss_that_writes_is_refused(option):
-    head = {"it": {"target": "state", "loss": writing_loss}}
-    options: dict[str, Any] = {option: writing_loss if option == "loss_type" else head}
-    with pytest.raises(ValueError, match="writes into the 'labels' that it is given"):
-        make_distillation(TbpttDistillation, 4, 6, gradient_length=4, **options)
-
-
 def test_a_selector_that_writes_is_refused(tmp_path):
     def selector(obs):
         return obs["skill"].fill_(0.0)

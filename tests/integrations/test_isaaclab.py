@@ -25,7 +25,7 @@ from isaaclab_tasks.utils import resolve_task_config
 from omegaconf import OmegaConf
 from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_class
-from support.helpers import CNN, make_obs
+from support.helpers import CNN, absolute_error, make_obs
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -115,16 +115,14 @@ def test_options_of_the_command_line_reach_the_algorithm_also_in_a_stock_config(
         assert parsed.tail == "drop"
 
 
-def test_slices_and_functions_survive_a_config_and_its_file(tmp_path):
-    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
-    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
+def test_functions_survive_a_config_and_its_file(tmp_path):
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=absolute_error)
     given = {name: v for name, v in handed_on(cfg)[1].items() if name not in TAKEN_BY_RSL_RL}
     options = DistillationOptions.parse(given)
-    assert options.loss_type == slices
-    assert options.imitation_weight in (make_obs, "support.helpers:make_obs")
+    assert options.loss_type in (absolute_error, "support.helpers:absolute_error")
     dump_yaml(str(tmp_path / "agent.yaml"), cfg)
     dumped = yaml.safe_load((tmp_path / "agent.yaml").read_text())
-    assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
+    assert dumped["loss_type"] == "support.helpers:absolute_error"
 
 
 def test_the_model_of_a_config_has_a_cnn_and_memory():

@@ -16,9 +16,7 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 import mjlab
 import tyro
-import yaml
 from mjlab.rl import RslRlModelCfg, RslRlPpoAlgorithmCfg
-from mjlab.utils.os import dump_yaml
 from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
 from support.gpu_checkpoints import as_on_a_gpu, check_refused, without_gpu
@@ -77,20 +75,6 @@ def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
         assert option in page, field.name
         meaning = docstrings(cls)[field.name].split("\n\n")[0]
         assert " ".join(meaning.split()) in page.split(option, 1)[1], field.name
-
-
-def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(tmp_path):
-    slices: Any = [
-        {"loss": "mse", "actions": [0, 1]},
-        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
-    ]
-    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices)
-    with pytest.warns(UserWarning, match="loss-type.*is annotated with type"):
-        cfg = of_command_line(cfg, "--imitation-weight", "success")
-    options = DistillationOptions.parse(options_of(cfg))
-    assert (options.loss_type, options.imitation_weight) == (slices, "success")
-    dump_yaml(tmp_path / "agent.yaml", dataclasses.asdict(cfg))
-    assert yaml.safe_load((tmp_path / "agent.yaml").read_text())["loss_type"] == slices
 
 
 @pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])

@@ -80,9 +80,6 @@ REPORTED = {
     "TwistStudentCfg": {"surrogate", "teacher", "teacher_coef"},
     "StackStudentCfg": {
         "behavior",
-        "behavior/joints",
-        "behavior/gripper",
-        "imitation_weight",
         "auxiliary/object",
     },
     "TwoExpertsCfg": {"behavior", "behavior/walk", "behavior/climb"},

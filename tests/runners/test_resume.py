@@ -61,10 +61,6 @@ CASES = {
     ),
     "several recurrent teachers": ("distillation", {"buffer_rollouts": 0}),
     "held-out environments": ("distillation", {"buffer_rollouts": 0, "held_out_envs": 2}),
-    "weights by steps of the episode": (
-        "distillation",
-        {"buffer_rollouts": 0, "imitation_weight": lambda rollout: rollout.episode_steps + 1.0},
-    ),
 }
 
 

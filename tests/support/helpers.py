@@ -46,12 +46,6 @@ class OwnForward(RNNModel):
 
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
-
-SLICES: list[dict[str, Any]] = [
-    {"loss": "mse", "actions": [0, 1], "name": "joint"},
-    {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"},
-]
-"""A loss for each part of the actions."""
 CHANGES: dict[str, Any] = {
     "clip_param": 0.2,
     "clip_param_high": 0.2,
@@ -213,11 +207,6 @@ def parameters_of(algorithm: Any) -> torch.Tensor:
 def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Stand in for a user's loss that is given by its qualified name."""
     return (actions - labels).abs()
-
-
-def weigh(transitions: Any) -> torch.Tensor:
-    """Stand in for a user's weights: 0 for about half of all steps, different ones for others."""
-    return transitions.obs["state"][..., 0].relu()
 
 
 def make_ppo(

@@ -19,7 +19,6 @@ from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BEHAVIOR
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.extensions.weights import or_one
 from rsl_tbptt.algorithms.health import HELD_OUT, RETURN, RETURN_ERROR, explained
 from rsl_tbptt.algorithms.option_checks import OptionGroup, count
 from rsl_tbptt.core import hidden_state
@@ -116,10 +115,7 @@ class HeldOut(Extension):
             sums.append(torch.stack((own[BEHAVIOR], own.get(_ERROR, own[BEHAVIOR]))))
         student.keep_end(ends, rollout, drawn, state, 1)
         behavior, error = self._ranks.sum_tensor(torch.stack(sums).sum(0))
-        number: Any = student.num_loss_steps * self._num_of_ranks
-        if rollout.weights is not None:
-            weights = rollout.weights[: student.num_loss_steps, drawn.columns].sum()
-            number = or_one(self._ranks.sum_tensor(weights))
+        number = student.num_loss_steps * self._num_of_ranks
         # No update is skipped for an environment that it does not train on.
         largest = torch.finfo(behavior.dtype).max
         measured = {BEHAVIOR: (behavior / number).nan_to_num(nan=largest)}

@@ -34,7 +34,6 @@ from rsl_tbptt.models.teacher_group import (
     load_teacher,
     models_by_role,
 )
-from rsl_tbptt.user_functions import values_with_gradient
 
 
 @dataclass(kw_only=True)
@@ -156,7 +155,7 @@ class Imitation(Extension):
         """Set the teacher's model, whose parameters come from a checkpoint, or a controller.
 
         Raises:
-            ValueError: If the loss has no gradient with the actor's distribution.
+            ValueError: If a file is named for a teacher without parameters.
             NotImplementedError: If its distribution is of another kind than the actor's and the
                 loss compares them.
         """
@@ -168,14 +167,6 @@ class Imitation(Extension):
                 " like the actor's: teacher_loss 'kl' compares them. Set"
                 " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means,"
                 " or 'nll', -log p of the teacher's action."
-            )
-        needed = {"kl": "kl", "mse": "mean", "nll": "log_prob"}
-        loss, found = self._options.teacher_loss, values_with_gradient(self._actor)
-        if needed[loss] not in found:
-            fits = [loss for loss, value in needed.items() if value in found]
-            raise ValueError(
-                f"teacher_loss is '{loss}', expected one of {fits} with the actor's"
-                f" {ours.__name__}: '{loss}' has no gradient there, so the actor would not imitate."
             )
         if (path := self._options.teacher_checkpoint) is not None:
             check_needs_file(teacher, "teacher_checkpoint", path)

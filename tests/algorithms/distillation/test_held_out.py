@@ -11,7 +11,6 @@ from support.helpers import (
     parameters_of,
     roll_out,
     train,
-    weigh,
 )
 from support.inside import everything
 from support.rank_processes import group, run_ranks
@@ -91,7 +90,6 @@ def trained_on(algorithm, envs):
         {"student": "mlp", "loss_type": "kl"},
         {"gradient_length": 4, "update_length": 2},
         {"loss_reduction": "sum", "tail": "drop", "gradient_length": 4},
-        {"imitation_weight": weigh},
         {"symmetry_cfg": symmetry_cfg(mirror_loss=False)},
         # The whole buffer in one mini-batch, because a random part would depend on the draws.
         {"buffer_rollouts": 2, "buffer_share": 100.0},
@@ -160,7 +158,6 @@ def test_the_teacher_acts_in_no_held_out_environment():
         {"student": "mlp"},
         {"buffer_rollouts": 2, "num_mini_batches": 2},
         {"batch_teacher_labels": True, "gradient_length": 4, "update_length": 2},
-        {"imitation_weight": weigh},
     ],
     ids=names,
 )
@@ -179,16 +176,10 @@ def test_loss_and_explained_variance_are_those_of_the_policy_that_acted(options)
     algorithm.update()
     labels, metrics = algorithm.storage.privileged_actions[:, HELD_OUT], algorithm.metrics
     errors = (torch.stack(means) - labels).square()
-    weights = torch.ones(T, len(HELD_OUT))
-    if "imitation_weight" in options:
-        weights = algorithm.storage.observations["state"][:, HELD_OUT, 0].relu()
-        assert "held_out/explained_variance" not in metrics
-    else:
-        share = 1 - errors.mean((0, 1)).sum() / labels.var((0, 1), correction=0).sum()
-        assert metrics["held_out/explained_variance"] == pytest.approx(float(share), abs=1e-4)
-        assert -0.9 < share < 0.9
-    loss = (weights * errors.mean(2)).sum() / weights.sum()
-    assert metrics["held_out/behavior"] == pytest.approx(float(loss), rel=1e-4)
+    share = 1 - errors.mean((0, 1)).sum() / labels.var((0, 1), correction=0).sum()
+    assert metrics["held_out/explained_variance"] == pytest.approx(float(share), abs=1e-4)
+    assert -0.9 < share < 0.9
+    assert metrics["held_out/behavior"] == pytest.approx(float(errors.mean()), rel=1e-4)
 
 
 def live(algorithm, rewards, ends):

@@ -123,23 +123,31 @@ def test_a_saved_buffer_of_other_sequences_is_refused():
             longer.update()
 
 
-def weigh(transitions):
-    return torch.ones(T, N)
-
-
-@pytest.mark.parametrize("weight", [None, weigh])
-def test_gigabytes_bound_the_buffer(weight):
-    algorithm = make(buffer_rollouts=1000, buffer_gb=1e-4, imitation_weight=weight)
+def test_gigabytes_bound_the_buffer():
+    algorithm = make(buffer_rollouts=1000, buffer_gb=1e-4)
     roll_out(algorithm, 0)
     algorithm.experience.take()
     buffer = algorithm.experience.buffer
-    each = 4 * (T * (5 + 2 + (weight is not None)) + 2 * 6) + 2 * T + 8
+    each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert buffer.capacity == int(1e5 / each) - N
     assert algorithm.memory_plan().sizes.replay_buffer == (buffer.capacity + N) * each
     small = make(buffer_gb=1e-6)
     roll_out(small, 0)
     with pytest.raises(ValueError, match=r"buffer_gb is 1e-06, expected at least 1\.42e-06"):
         small.update()
+
+
+def test_a_saved_buffer_with_weights_is_refused():
+    algorithm = make(save_buffer=True)
+    train(algorithm, 0)
+    saved = algorithm.save()
+    saved["rsl_tbptt"]["buffer"]["weights"] = torch.ones(T, N)  # of an earlier version
+    make(save_buffer=False).load(saved, None, strict=True)
+    resumed = make(save_buffer=True)
+    resumed.load(saved, None, strict=True)
+    roll_out(resumed, 1)
+    with pytest.raises(ValueError, match=r"has weights of imitation_weight, .* save_buffer to Fal"):
+        resumed.update()
 
 
 def test_playing_allocates_nothing():

@@ -129,8 +129,6 @@ def test_what_distillation_cannot_do_is_refused(options, message):
     [
         {"num_mini_batches": 2, "num_learning_epochs": 2, "buffer_rollouts": 3},
         {"student": "cnn-lstm", "buffer_rollouts": 2, "buffer_gb": 0.0005},
-        {"imitation_weight": lambda transitions: (transitions.episode_steps > 0).float()},
-        {"loss_type": [{"loss": "huber", "actions": [0, 1]}]},
         {"tail": "drop", "update_length": 2, "gradient_length": 4},
         {"teacher_action_share": 0.5},
         {"batch_teacher_labels": True},

@@ -9,7 +9,6 @@ from support.helpers import (
     make_ppo,
     parameters_of,
     rnd_cfg,
-    weigh,
 )
 from support.inside import assert_same, networks_of_heads
 from support.rank_processes import group, run_ranks
@@ -71,7 +70,7 @@ SGD = {"optimizer": "sgd", "learning_rate": 0.1}  # Adam enlarges rounding of sm
 LATENT = {"latent": {"target": "teacher:mlp.0"}}
 OPTIONS = (
     {},
-    {"imitation_weight": weigh, "num_micro_batches": 2},
+    {"num_micro_batches": 2},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
     {"weight_average": True},

@@ -12,7 +12,6 @@ from support.helpers import (
     make_obs,
     make_ppo,
     rnd_cfg,
-    weigh,
 )
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
@@ -103,11 +102,7 @@ CASES = [
     (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
     (
         TbpttDistillation,
-        {
-            "gradient_length": 4,
-            "imitation_weight": weigh,
-            "loss_type": [{"loss": "bce", "actions": [0, 2]}],
-        },
+        {"gradient_length": 4, "loss_type": "bce"},
     ),
     (
         TbpttPPO,

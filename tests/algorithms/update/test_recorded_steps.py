@@ -20,14 +20,12 @@ from support.fine_tuning import make_fine_tuned
 from support.helpers import (
     CHANGES,
     MEMORIES,
-    SLICES,
     absolute_error,
     make_distillation,
     make_model,
     make_ppo,
     rnd_cfg,
     roll_out,
-    weigh,
 )
 from support.helpers import train as roll_out_and_update
 from support.inside import assert_same, everything, through_a_file
@@ -259,7 +257,6 @@ PPO_CASES = {
 DISTILLATION_CASES = {
     "defaults": distilling(),
     **{f"loss-{loss}": distilling(loss_type=loss) for loss in ("mse", "huber", "kl", "nll", "bce")},
-    "loss-slices": distilling(loss_type=SLICES),
     "loss-of-your-own": distilling(loss_type=absolute_error),
     "buffer": distilling(**BUFFER),
     "k1-longer": distilling(gradient_length=2, update_length=4),
@@ -269,7 +266,6 @@ DISTILLATION_CASES = {
     **{kind: distilling(student=kind) for kind in ("mlp", *MEMORIES)},
     "two-layers": distilling(student_kwargs={"rnn_num_layers": 2}),
     "obs-normalization": distilling(student_kwargs=NORMALIZED, **BUFFER),
-    "weights-buffer": distilling(imitation_weight=weigh, **BUFFER, loss_type=SLICES),
     "augmentation-buffer": distilling(symmetry_cfg=symmetry_cfg(mirror_loss=False), **BUFFER),
     "average-buffer-heads": distilling(weight_average=True, **BUFFER, auxiliary=HEADS),
     "loaded-average": distilling(weight_average=True, before=loading(), student_kwargs=NORMALIZED),

@@ -39,14 +39,10 @@ def test_the_runners_of_this_package_need_rsl_rl_5():
         importlib.import_module("rsl_tbptt.runners")
 
 
-SLICES = [{"loss": "kl", "actions": [0, 1]}]
-
-
 @pytest.mark.parametrize(
     ("make", "algorithm", "options"),
     [
         (make_distillation, TbpttDistillation, {"loss_type": "kl"}),
-        (make_distillation, TbpttDistillation, {"loss_type": SLICES}),
         (make_ppo, TbpttPPO, {"teacher_cfg": {"class_name": "MLPModel"}}),
         (make_ppo, TbpttPPO, {"teacher_coef": 0.1}),
         (make_distillation, TbpttDistillation, {"symmetry_cfg": {"use_data_augmentation": True}}),
