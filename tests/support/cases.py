@@ -88,9 +88,9 @@ def _distillation_cases() -> dict[str, Case]:
 
         return Case(build, fill)
 
-    def of_several_teachers() -> Any:
+    def of_several_teachers(**others: Any) -> Any:
         config = several_teachers.save_teachers(Path(FOLDER.name), ["walk", "trot", "hop"])
-        return several_teachers.make(config, scan_engine="reference", **BUFFER)
+        return several_teachers.make(config, **{"scan_engine": "reference", **BUFFER, **others})
 
     options = {
         **{f"student-{kind}": {"student": kind} for kind in (*MODELS, "sru", "stepwise")},
@@ -160,7 +160,7 @@ def _ppo_cases() -> dict[str, Case]:
 
         return Case(build, fill)
 
-    def symmetric() -> Any:
+    def symmetric(**others: Any) -> Any:
         from rsl_rl.extensions import resolve_symmetry_config
 
         cfg = {
@@ -171,26 +171,26 @@ def _ppo_cases() -> dict[str, Case]:
         }
         env: Any = None  # not needed by the function above
         cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
-        return case(actor="mlp", critic="mlp", symmetry_cfg=cfg).build()
+        return case(actor="mlp", critic="mlp", symmetry_cfg=cfg).build(**others)
 
     def fine_tuned(num_updates: int = 4, **options: Any) -> Case:
-        def build() -> Any:
-            algorithm = make_pulled(**{"gradient_length": 3, **options})
+        def build(**others: Any) -> Any:
+            algorithm = make_pulled(**{"gradient_length": 3, **options, **others})
             algorithm.load(distilled(teacher=options.get("teacher", "lstm")), None, strict=True)
             return algorithm
 
         return Case(build, roll_out, num_updates)
 
     def imitating(**options: Any) -> Case:
-        def build() -> Any:
+        def build(**others: Any) -> Any:
             path = teacher_file(Path(FOLDER.name), options.get("teacher", "lstm"))
-            return make_imitating(path, **{"scan_engine": "reference", **options})
+            return make_imitating(path, **{"scan_engine": "reference", **options, **others})
 
         return Case(build, roll_out)
 
-    def of_several_teachers() -> Any:
+    def of_several_teachers(**others: Any) -> Any:
         config = several_teachers.save_teachers(Path(FOLDER.name), ["walk", "trot"])
-        algorithm = make_pulled(teacher_updates=4, scan_engine="reference")
+        algorithm = make_pulled(**{"scan_engine": "reference", **others})
         algorithm.set_teacher(several_teachers.select(config, several_teachers.by_sign, 4))
         return algorithm
 
