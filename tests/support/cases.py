@@ -13,7 +13,6 @@ With rsl_rl 3 the table has the algorithms of its policies.
 
 from __future__ import annotations
 
-import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -257,7 +256,6 @@ def _ppo_cases() -> dict[str, Case]:
     return named
 
 
-@functools.cache
 def _cases() -> dict[str, Case]:
     if rsl_rl_era() == POLICY_ERA:
         from support import policy_era
@@ -269,3 +267,9 @@ def _cases() -> dict[str, Case]:
 
 CASES = _cases()
 """Name -> case, for the installed release of rsl_rl."""
+
+_READS = {"cnn", "images", "shared", "frames", "stepwise", "rmsprop"}
+"""Parts of the names of cases whose steps read on the host; with some of them, of their updates."""
+
+RECORDED = [name for name in CASES if _READS.isdisjoint(name.split("-"))]
+"""Cases whose steps are recorded, because they never wait for the device."""

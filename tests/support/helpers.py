@@ -9,6 +9,7 @@ from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
+from torch import inference_mode
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.core.scan import CELLS
@@ -155,10 +156,10 @@ def roll_out(
     PPO also gets rewards and time-outs. ``on_step`` may change a step, given its number, the
     observations, and PPO's rewards.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), algorithm.device
     num_envs, rewarded = algorithm.storage.num_envs, hasattr(algorithm, "actor")
     torch.manual_seed(seed)
-    with torch.inference_mode():
+    with inference_mode():
         for step in range(algorithm.storage.num_transitions_per_env):
             obs, extras = obs_like(algorithm.storage, generator), {}
             rewards = torch.zeros(num_envs)
@@ -166,12 +167,16 @@ def roll_out(
                 rewards = torch.randn(num_envs, generator=generator)
             if on_step is not None:
                 on_step(step, obs, *([rewards] if rewarded else []))
+            obs = obs.to(device)
             algorithm.act(obs)
             dones = torch.rand(num_envs, generator=generator) < done_rate
             if rewarded:
-                extras["time_outs"] = dones & (torch.rand(num_envs, generator=generator) < 0.5)
-            algorithm.process_env_step(obs, rewards, dones.long(), extras)
-        algorithm.compute_returns(obs_like(algorithm.storage, generator) if rewarded else obs)
+                late = torch.rand(num_envs, generator=generator) < 0.5
+                extras["time_outs"] = (dones & late).to(device)
+            algorithm.process_env_step(obs, rewards.to(device), dones.long().to(device), extras)
+        if rewarded:
+            obs = obs_like(algorithm.storage, generator).to(device)
+        algorithm.compute_returns(obs)
 
 
 def train(algorithm: Any, *seeds: int, **options: Any) -> dict[str, float]:

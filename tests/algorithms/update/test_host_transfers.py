@@ -2,27 +2,23 @@
 
 import contextlib
 import math
-from typing import Any
+import sys
+import traceback
 
 import pytest
 import torch
-from support.auxiliary_reference import HEADS
-from support.helpers import (
-    make_distillation,
-    make_obs,
-    make_ppo,
-    rnd_cfg,
-)
+from support import helpers
+from support.cases import CASES, RECORDED
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-
-pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
-
-NUM_STEPS, NUM_ENVS = 6, 8
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+    pytest.mark.filterwarnings("ignore:scan_engine is 'reference', which has no effect on a"),
+    pytest.mark.filterwarnings("ignore:gradient_length is 9, more than num_steps_per_env"),
+]
 
 READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
 """Functions of torch that copy between host and device; checked before the dispatcher."""
@@ -38,21 +34,32 @@ WAITING = (
 """Operations with a result, or a size of it, that the host has to know."""
 
 
+OTHERS = "rsl_rl.modules.normalization", "support.helpers", "support.cases"
+"""Modules whose reads are not ours: rsl_rl's normalisers, and environments of tests."""
+
+
+def is_ours(frame):
+    """Return whether a read with this innermost frame is ours."""
+    names = (each.f_globals["__name__"] for each, _ in traceback.walk_stack(frame))
+    packages = "rsl_rl", "rsl_tbptt", "support"
+    return next((n for n in names if n.split(".")[0] in packages), "") not in OTHERS
+
+
 class HostTransfers(contextlib.ExitStack):
-    """Lists the operations that would make the host wait for a GPU, here on a CPU."""
+    """Lists our operations that would make the host wait for a GPU, here on a CPU."""
 
     def __enter__(self):
         self.seen = seen = []
 
         class Functions(TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
-                if getattr(function, "__name__", "") in READS:
+                if getattr(function, "__name__", "") in READS and is_ours(sys._getframe()):
                     seen.append(function.__name__)
                 return function(*args, **(kwargs or {}))
 
         class Operations(TorchDispatchMode):
             def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-                if waits(operation, args):
+                if waits(operation, args) and is_ours(sys._getframe()):
                     seen.append(str(operation))
                 return operation(*args, **(kwargs or {}))
 
@@ -70,103 +77,47 @@ def waits(operation, args):
     return name.startswith(WAITING)
 
 
-def make(algorithm_class, models="lstm", **options):
-    if algorithm_class is TbpttPPO:
-        return make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, models, models, **options)
-    return make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, models, **options)
-
-
-def roll_out(algorithm, gives_final_obs=True):
-    """Fill the storage and compute returns as the runner does, on the algorithm's device.
-
-    The runner uses inference mode, in which reading one value does not reach the dispatcher.
-    """
-    device = algorithm.device
-    with torch.no_grad():
-        for _ in range(NUM_STEPS):
-            obs = make_obs(NUM_ENVS).to(device)
-            rewards, dones = torch.randn(2, NUM_ENVS, device=device)
-            algorithm.act(obs)
-            extras: dict[str, Any] = {"time_outs": dones > 1.0}
-            if gives_final_obs:
-                extras["final_obs"] = dict(obs.items())
-            algorithm.process_env_step(obs, rewards, (dones > 0.5).long(), extras)
-        algorithm.compute_returns(obs)
-
-
-LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
-
-CASES = [
-    (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "loss_type": "kl"}),
-    (TbpttDistillation, {"gradient_length": 4, "held_out_envs": 2, "buffer_rollouts": 2}),
-    (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
-    (
-        TbpttDistillation,
-        {"gradient_length": 4, "loss_type": "bce"},
-    ),
-    (
-        TbpttPPO,
-        {
-            "gradient_length": 4,
-            "minibatch_unit": "window",
-            "burn_in_length": 2,
-            "normalize_advantage_per_mini_batch": True,
-        },
-    ),
-    (
-        TbpttPPO,
-        {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
-    ),
-    (TbpttPPO, {"rnd_cfg": rnd_cfg(), "num_micro_batches": 2, "auxiliary": HEADS}),
-    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**HEADS, **LATENT}}),
-]
-
-
-def fresh(options) -> dict[str, Any]:
-    """Copy options; rsl_rl 5.0 removes entries from a config."""
-    return {key: dict(v) if isinstance(v, dict) else v for key, v in options.items()}
-
-
-@pytest.mark.parametrize(("algorithm_class", "options"), CASES)
-def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, options):
-    if options.get("models") != "mlp":  # an engine may read what it needs where that costs nothing
-        options = {**options, "scan_engine": "reference"}
-    algorithm = make(algorithm_class, **fresh(options))
-    roll_out(algorithm)
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_update_reads_the_device_once_and_a_rollout_never(name, monkeypatch):
+    # In inference mode, as the runner's, reading one value does not reach the dispatcher.
+    monkeypatch.setattr(helpers, "inference_mode", torch.no_grad)
+    case = CASES[name]
+    # Another engine may read what it needs where that costs nothing.
+    algorithm = case.build(scan_engine="reference")
+    case.fill(algorithm, 0)
     algorithm.update()
     with HostTransfers() as rollout:
-        roll_out(algorithm)
+        case.fill(algorithm, 1)
     with HostTransfers() as update:
         metrics = algorithm.update()
     assert all(math.isfinite(value) for value in metrics.values())
-    assert rollout.seen == []
+    if "several-teachers" not in name:  # whose selection is read
+        assert rollout.seen == []
     assert update.seen == ["tolist"]
 
 
-@pytest.mark.parametrize("algorithm_class", [TbpttDistillation, TbpttPPO])
-def test_the_triton_engine_reads_nothing(algorithm_class):
+@pytest.mark.parametrize("name", ["distillation-student-lstm", "ppo-models-gru"])
+def test_the_triton_engine_reads_nothing(name):
+    case = CASES[name]
     with triton_engine_on_cpu():
-        once: dict[str, Any] = {"num_mini_batches": 1, "num_learning_epochs": 1}
-        algorithm = make(algorithm_class, gradient_length=4, scan_engine="triton", **once)
-        for _ in range(2):  # the first update makes the optimiser's state
-            roll_out(algorithm)
+        algorithm = case.build(scan_engine="triton", num_mini_batches=1, num_learning_epochs=1)
+        for seed in range(2):  # the first update makes the optimiser's state
+            case.fill(algorithm, seed)
             with HostTransfers() as update:
                 algorithm.update()
             assert update.seen == ["tolist"]
 
 
-def test_time_outs_without_final_observations_are_asked_for_after_the_rollout():
-    algorithm = make(TbpttPPO, scan_engine="reference")
-    with HostTransfers() as rollout:
-        roll_out(algorithm, gives_final_obs=False)
-    with HostTransfers() as update:
-        algorithm.update()
-    roll_out(algorithm, gives_final_obs=False)
-    with HostTransfers() as later:
-        algorithm.update()
-    assert rollout.seen == []
-    assert update.seen == ["tolist", "aten._local_scalar_dense.default"]
-    assert later.seen == ["tolist"]
+def test_time_outs_without_final_observations_are_asked_for_after_the_first_rollout(monkeypatch):
+    monkeypatch.setattr(helpers, "inference_mode", torch.no_grad)
+    case = CASES["ppo-models-lstm"]
+    algorithm, seen = case.build(), []
+    for seed in range(2):
+        case.fill(algorithm, seed)
+        with HostTransfers() as update:
+            algorithm.update()
+        seen.append(update.seen)
+    assert seen == [["tolist", "aten._local_scalar_dense.default"], ["tolist"]]
 
 
 @pytest.mark.parametrize(
@@ -190,14 +141,15 @@ def test_each_kind_of_transfer_is_detected(read):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("algorithm_class", "options"), CASES)
-def test_a_gpu_is_read_only_for_the_metrics(algorithm_class, options, monkeypatch):
+@pytest.mark.parametrize("name", ["distillation-buffer-heads-average", "ppo-rnd-heads-window"])
+def test_a_gpu_is_read_only_for_the_metrics(name, monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    algorithm = make(algorithm_class, device="cuda:0", **fresh(options))
-    roll_out(algorithm)
+    case = CASES[name]
+    algorithm = case.build(device="cuda:0", scan_engine="auto")
+    case.fill(algorithm, 0)
     algorithm.update()  # the first one allocates
-    roll_out(algorithm)
+    case.fill(algorithm, 1)
     reads, tolist = [], torch.Tensor.tolist
 
     def counting_tolist(tensor):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import CASES
+from support.cases import CASES, RECORDED
 from support.helpers import roll_out
 from support.inside import assert_same, everything, through_a_file
 from support.operations_recording import OperationsRecording
@@ -29,9 +29,6 @@ pytestmark = [
 ]
 
 NUM_UPDATES = 5
-NOT_RECORDED = {"cnn", "images", "shared", "frames", "stepwise", "rmsprop"}
-"""Parts of the names of cases whose steps are not recorded; one test asks for the reasons."""
-RECORDED = [name for name in CASES if NOT_RECORDED.isdisjoint(name.split("-"))]
 
 
 @pytest.fixture(autouse=True)
