@@ -59,9 +59,6 @@ class Policy:
             f"{name}_in": np.zeros(shape, np.float32)
             for name, shape in zip(names, shapes, strict=True)
         }
-        # A policy's own group may be called "obs", too.
-        own = self.metadata["observation_groups"].get("obs", {}).get("shape")
-        self._joins = [*self._inputs] == ["obs"] and own != self.metadata["inputs"]["obs"]["shape"]
         self._checked = False
         self.outputs: dict[str, np.ndarray] = {}
         """All outputs of the last step by name, with auxiliary heads, as batches of one."""
@@ -87,9 +84,10 @@ class Policy:
         """
         if not isinstance(observations, Mapping):
             observations = dict.fromkeys(self._inputs, observations)
-        elif self._joins and observations.keys() == self.metadata["observation_groups"].keys():
-            groups = [observations[name] for name in self.metadata["observation_groups"]]
-            observations = {"obs": join(groups)}
+        groups = self.metadata["observation_groups"]
+        is_joined = [each.ndim for each in self._inputs.values()] == [1] and "obs" in self._inputs
+        if is_joined and observations.keys() == groups.keys():
+            observations = {"obs": join([observations[name] for name in groups])}
         if not self._checked:
             self._check(observations)
         feeds = {

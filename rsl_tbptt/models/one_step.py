@@ -1,4 +1,4 @@
-"""One step of one robot: the part of a trained policy that ONNX, TorchScript and C run.
+"""One step of one robot: the part of a trained policy that ONNX and TorchScript run.
 
 It is the model's own forward pass, with the state as inputs and outputs. This module has no
 postponed annotations, which ``torch.jit.script`` cannot read.
@@ -29,8 +29,6 @@ class OneStep(nn.Module):
         policy: Any,
         groups: Mapping[str, torch.Tensor],
         heads: Mapping[str, nn.Module] | None = None,
-        *,
-        single_input: bool = False,
     ) -> None:
         """Copy the policy.
 
@@ -38,8 +36,6 @@ class OneStep(nn.Module):
             policy: A model that follows rsl_rl's interface.
             groups: An observation of each group that it reads, in its order. Shape: (1, ...).
             heads: Auxiliary heads by the names of their outputs.
-            single_input: Take one ``obs``, shape (1, D), of all groups flattened and joined,
-                instead of each group by its name.
         """
         super().__init__()
         self.policy = _copied(policy).to("cpu").requires_grad_(False)
@@ -48,7 +44,7 @@ class OneStep(nn.Module):
         self.heads = nn.ModuleList(copy.deepcopy([*(heads or {}).values()])).to("cpu")
         self.eval()
         self._groups = {name: torch.zeros_like(each.cpu()) for name, each in groups.items()}
-        self._single_input = single_input
+        self._is_joined = False
         state: tuple[torch.Tensor, ...] = ()
         if policy.is_recurrent:
             with torch.no_grad():
@@ -56,17 +52,23 @@ class OneStep(nn.Module):
             state = as_tensors(self.policy.get_hidden_state())
             self.policy.reset()
         names = STATES[: len(state)]
-        self.state = {
-            f"{n}_in": torch.zeros_like(each) for n, each in zip(names, state, strict=True)
-        }
+        self.state = dict(
+            zip([f"{n}_in" for n in names], map(torch.zeros_like, state), strict=True)
+        )
         """Zero state by input name, (L, 1, H) each; empty without memory."""
         self.output_names = ["actions", *(f"{name}_out" for name in names), *(heads or {})]
+
+    def joined(self) -> "OneStep":
+        """Return the same step with one input ``obs``, (1, D), of all groups flattened."""
+        step = copy.copy(self)
+        step._is_joined = True
+        return step
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
         """Zeros for each input, by name and in order."""
         obs = self._groups
-        if self._single_input:
+        if self._is_joined:
             obs = {"obs": torch.cat([each.flatten(1).float() for each in obs.values()], dim=1)}
         return {**obs, **self.state}
 
@@ -83,7 +85,7 @@ class OneStep(nn.Module):
         """Run a step; inputs and outputs are in the order of their names."""
         num_obs = len(inputs) - len(self.state)
         obs, state = inputs[:num_obs], inputs[num_obs:]
-        if self._single_input:
+        if self._is_joined:
             obs = self._split(obs[0])
         if state:
             self.policy.reset(hidden_state=from_tensors(state))
@@ -162,20 +164,15 @@ class StatefulPolicy(nn.Module):
 
     state: torch.Tensor
 
-    def __init__(self, policy: Any, groups: Mapping[str, torch.Tensor]) -> None:
-        """Trace a step.
-
-        Args:
-            policy: See :class:`OneStep`.
-            groups: See :class:`OneStep`; all are joined into one input.
-        """
+    def __init__(self, step: OneStep) -> None:
+        """Trace a step."""
         super().__init__()
-        step = _StackedStep(OneStep(policy, groups, single_input=True))
-        obs, *state = step.one.inputs.values()
+        stacked_step = _StackedStep(step.joined())
+        obs, *state = stacked_step.one.inputs.values()
         stacked = torch.stack(state) if state else torch.zeros(0)
         with warnings.catch_warnings():  # torch's layers check their arguments' shapes
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            self.step: Any = torch.jit.trace(step, (obs, stacked))
+            self.step: Any = torch.jit.trace(stacked_step, (obs, stacked))
         self.register_buffer("state", stacked)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
@@ -189,11 +186,6 @@ class StatefulPolicy(nn.Module):
         """Start an episode."""
         self.state = torch.zeros_like(self.state)
 
-    @torch.jit.export
-    def reset_memory(self) -> None:
-        """Start an episode; unitree_rl_gym calls it by this name."""
-        self.reset()
-
 
 class _StackedStep(nn.Module):
     """A step whose state is a single tensor, (1 or 2, L, 1, H)."""
@@ -203,5 +195,6 @@ class _StackedStep(nn.Module):
         self.one = one
 
     def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        actions, *after = self.one(obs, *state.unbind(0))
+        actions, *others = self.one(obs, *state.unbind(0))
+        after = others[: len(self.one.state)]  # the rest are predictions of heads
         return actions, torch.stack(after) if after else state

@@ -149,7 +149,7 @@ class RecurrentModel(MLPModel):
 
     def as_jit(self) -> nn.Module:
         """Return a module for TorchScript: all groups joined in one tensor, the state inside."""
-        return StatefulPolicy(self, self._example_groups())
+        return StatefulPolicy(OneStep(self, self._example_groups()))
 
     def as_onnx(self, verbose: bool = False) -> nn.Module:
         """Return a module for ONNX: inputs by group, the state as inputs and outputs."""

@@ -8,8 +8,6 @@ profile: where the time of one of our updates goes, by torch's profiler.
 
 host: time of the host in an optimiser step, which a GPU cannot shorten.
 
-control-step: time of one step of an exported policy, by the program that runs it.
-
 cells: time of a window of each recurrent cell, next to a Python loop over its steps.
 
 update: time and memory of one update of your own sizes next to the installed rsl_rl's.
@@ -67,10 +65,6 @@ def parse_args() -> argparse.Namespace:
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
     host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     host.set_defaults(measure=print_host_times)
-    step = benchmarks.add_parser("control-step", help="time of a step of an exported policy")
-    step.add_argument("--rnn-type", default="lstm", choices=("lstm", "gru"))
-    step.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
-    step.set_defaults(measure=print_step_times)
     cells = benchmarks.add_parser("cells", help="time of a window of each recurrent cell")
     cells.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
     cells.set_defaults(measure=print_cell_times)
@@ -130,15 +124,6 @@ def print_host_times(args: argparse.Namespace) -> None:
     times = host_times(args.updates, args.device)
     rows = [(*row, f"{value:.2f}") for row, value in times.items()]
     print_table(("algorithm", "library", "milliseconds per optimiser step"), rows)
-
-
-def print_step_times(args: argparse.Namespace) -> None:
-    """Print the time of a control step by form."""
-    from scripts.benchmark.control_step import step_times
-
-    times = step_times(args.rnn_type, args.rnn_hidden_dim)
-    rows = [(form, f"{value:.0f}") for form, value in times.items()]
-    print_table(("form", "microseconds per step"), rows)
 
 
 def print_cell_times(args: argparse.Namespace) -> None:

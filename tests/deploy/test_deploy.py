@@ -1,7 +1,6 @@
 """The stepper of a bundle needs only numpy and onnxruntime, and refuses wrong inputs."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -11,33 +10,23 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import CNNModel
-from support.helpers import make_distillation, make_obs, write_drawn_bundle
-from support.trained import as_a_runner_builds_it
+from support.helpers import make_distillation, write_drawn_bundle
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
-from rsl_tbptt.tools.robot.bundle import BundlePolicy
-from rsl_tbptt.tools.robot.export import export
-from rsl_tbptt.tools.robot.verify import torchscript, verify
-from rsl_tbptt.tools.run import read_run
+from rsl_tbptt.tools.robot.verify import verify
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
-def made(request, tmp_path_factory):
-    """Return the bundle of a policy that sees images and a vector, and the policy."""
+def bundle(request, tmp_path_factory):
+    """Return the bundle of a policy that sees images and a vector."""
     folder = tmp_path_factory.mktemp("bundle")
     algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
     policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
     groups = {name: obs[name] for name in policy.group_shapes}
-    options = {"single_input": request.param, "targets": ["c"]}
-    write_drawn_bundle(folder, policy, groups, 20, **options)
-    return folder, policy
-
-
-@pytest.fixture
-def bundle(made):
-    return made[0]
+    write_drawn_bundle(folder, policy, groups, 20, single_input=request.param)
+    return folder
 
 
 def groups_of(bundle):
@@ -97,13 +86,12 @@ WRONG_ENTRIES = {
 
 
 @pytest.mark.parametrize("name", WRONG_ENTRIES)
-@pytest.mark.parametrize("form", ["onnx", "c"])
-def test_an_entry_of_another_form_is_named(bundle, tmp_path, name, form):
+def test_an_entry_of_another_form_is_named(bundle, tmp_path, name):
     value = WRONG_ENTRIES[name]
     folder = changed(bundle, tmp_path / "b", **{name: value}, versions={"rsl-tbptt": "7.1"})
     expected = "read it with rsl-tbptt 7.1" if name == "format" else "expected it as `rsl-tbptt exp"
     with pytest.raises(ValueError, match=f"{name} is .* in '.*policy.json', expected ") as error:
-        BundlePolicy(folder, form, [])
+        Policy(folder)
     assert expected in str(error.value)
 
 
@@ -113,39 +101,6 @@ def test_a_model_of_another_policy_is_refused(bundle, tmp_path):
         ValueError, match=r"policy\.onnx' has the inputs .*: it is another policy's"
     ):
         Policy(folder)
-
-
-def test_a_trajectory_and_torchscript_that_do_not_fit_are_named(bundle, tmp_path):
-    folder = changed(bundle, tmp_path / "b")
-    golden = dict(np.load(folder / "golden.npz"))
-    with torchscript():
-        torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "policy.pt"))
-    with pytest.raises(ValueError, match=r"policy\.pt' does not run, expected this policy in Tor"):
-        verify(folder, [str(folder)])
-    (folder / "policy.pt").write_bytes(b"newer")
-    with pytest.raises(ValueError, match=rf"that torch {re.escape(torch.__version__)} can read: "):
-        verify(folder, [str(folder)])
-    for wrong in ({"reset": None}, {"actions": golden["actions"][1:]}):
-        arrays = {name: each for name, each in (golden | wrong).items() if each is not None}
-        np.savez(folder / "golden.npz", **arrays)
-        with pytest.raises(ValueError, match=r"has the arrays .*, expected 'reset', 'actions'"):
-            verify(folder)
-
-
-@pytest.mark.parametrize("form", ["onnx", "c"])
-def test_environments_have_a_memory_each(made, form):
-    folder, trained = made
-    exported = BundlePolicy(folder, form, [])
-    trained.reset()
-    exported.reset()
-    for step in range(4):
-        obs = make_obs(3, torch.Generator().manual_seed(step), images=True)
-        with torch.no_grad():
-            expected = trained(obs)
-        torch.testing.assert_close(exported(obs), expected, atol=1e-5, rtol=1e-5)
-        dones = torch.tensor([step == 1, False, step == 2])
-        trained.reset(dones)
-        exported.reset(dones)
 
 
 @pytest.mark.parametrize("single_input", [False, True])
@@ -195,45 +150,3 @@ print(policy.metadata["control_hz"])
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "None"
-
-
-def test_an_environments_properties_are_in_json_and_onnx(tmp_path):
-    import onnx
-
-    algorithm = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
-    terms = [
-        {"name": "angles", "shape": [3], "scale": 0.1, "clip": [-1.0, 1.0], "noisy": True,
-         "history_length": 0, "flatten_history_dim": True},
-        {"name": "command", "shape": [1], "scale": None, "clip": None, "noisy": False,
-         "history_length": 0, "flatten_history_dim": True},
-    ]  # fmt: skip
-    [group] = algorithm.save()["rsl_tbptt"]["models"]["student"]["groups"]
-    algorithm.robot = {
-        "observation_groups": {group: {"shape": [4], "terms": terms}},
-        "step_dt": 0.02,
-        "joint_names": ["hip", "knee"],
-        "joint_stiffness": [12.000000953674316, 0.1],
-        "actions": [
-            {"name": "legs", "kind": "JointPositionAction", "width": 2, "clip": None,
-             "joint_names": ["hip", "knee"], "scale": 0.3, "offset": [0.7, -1.4]}
-        ],
-    }  # fmt: skip
-    torch.save({**algorithm.save(), "iter": 7}, tmp_path / "model_7.pt")
-    export(read_run(tmp_path / "model_7.pt"), tmp_path / "out", steps=4)
-    model = onnx.load(tmp_path / "out" / "policy.onnx")
-    written = {entry.key: entry.value for entry in model.metadata_props}
-    assert written["run_path"] == "model_7.pt"
-    assert written["joint_stiffness"] == "12.000000953674316,0.1"
-    assert written["observation_names"] == "angles,command"
-    assert written["observation_terms_scale"] == "0.1,1.0"
-    assert written["observation_terms_clip"] == "-1.0;1.0,-inf;inf"
-    assert written["action_scale"] == "0.3,0.3"
-    assert (written["control_hz"], written["state_names"]) == ("50.0", "h,c")
-    metadata = json.loads((tmp_path / "out" / "policy.json").read_text())
-    assert json.loads(written["observation_groups"]) == metadata["observation_groups"]
-    assert metadata["observation_groups"][group]["terms"] == terms
-    assert (metadata["iteration"], metadata["robot"]["joint_names"]) == (7, ["hip", "knee"])
-    text = (tmp_path / "out" / "README.md").read_text()
-    assert "50 times a second" in text
-    assert "angles 3, clip [-1.0, 1.0], times 0.1; command 1" in text
-    assert "hip, knee: action times 0.3 plus [0.7, -1.4]" in text

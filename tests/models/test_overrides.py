@@ -235,7 +235,7 @@ def test_files_act_like_the_model(tmp_path, name):
     obs = make_obs(1, images=True)
     groups = {group: obs[group] for group in model.group_shapes}
     golden = draw(model, {}, groups, 6, seed=0)
-    export_torchscript(model, groups, tmp_path / "policy.pt")
+    export_torchscript(model.as_onnx(), tmp_path / "policy.pt")
     scripted = run_torchscript(tmp_path / "policy.pt", golden)
     np.testing.assert_allclose(scripted, golden["actions"], atol=TOLERANCE, rtol=TOLERANCE)
     step = model.as_onnx()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -232,15 +231,6 @@ def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
     monkeypatch.setattr(memory, "fill", lambda *_, seed=0: stages["rollout"]())
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     assert 99 < measure_memory(TINY, "rsl_rl") < 105
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
-    run(monkeypatch, "control-step", "--rnn-hidden-dim", "8")
-    printed = capsys.readouterr().out
-    for form in ("onnxruntime, rsl_tbptt.deploy", "TorchScript", "C, -O2"):
-        assert f"| {form} " in printed
 
 
 def test_the_host_is_timed_next_to_rsl_rls(monkeypatch, capsys):

@@ -51,14 +51,12 @@ class Env:
 
 
 def simulate(patch):
-    """Replace mjlab's environments; return task, bound and decimation of each one, and a width."""
+    """Replace mjlab's environments; return task and bound of each one, and a width."""
     seen, options = [], {"width": 5}
 
     @contextmanager
     def simulated_env(_, simulation):
-        cfg = {"decimation": 2, "sim": {"mujoco": {}}}
-        simulation.noted.apply(cfg, dict)
-        seen.append((simulation.task, simulation.clip_actions, cfg["decimation"]))
+        seen.append((simulation.task, simulation.clip_actions))
         yield Env(simulation, options["width"])
 
     def renderer(_, env):
@@ -87,8 +85,8 @@ def exported(tmp_path_factory):
     algorithm = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
     torch.save({**algorithm.save(), "iter": 0}, folder / "run" / "model_0.pt")
     (folder / "run" / "params" / "agent.yaml").write_text("clip_actions: 0.05")
-    (folder / "run" / "params" / "env.yaml").write_text("decimation: 8\nsim:\n  mujoco: {}\n")
-    words = ["--output", str(folder / "walker"), "--target", "c", "--steps", "4"]
+    (folder / "run" / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
+    words = ["--output", str(folder / "walker"), "--steps", "4"]
     with pytest.MonkeyPatch.context() as patch:
         simulate(patch)
         assert main(["export", "--checkpoint", str(folder / "run" / "model_0.pt"), *words]) == 0
@@ -108,9 +106,9 @@ def change(bundle, **entries):
     file.write_text(json.dumps(json.loads(file.read_text()) | entries))
 
 
-def test_a_bundle_is_evaluated_like_its_checkpoint_without_it(bundle, simulated, capsys):
+def test_a_bundle_is_evaluated_like_its_checkpoint_without_it(bundle, simulated):
     noted = json.loads((bundle / "policy.json").read_text())
-    expected = {"platform": "mjlab", "task": "Walk", "settings": {"decimation": 8}}
+    expected = {"platform": "mjlab", "task": "Walk"}
     assert (noted["simulation"], noted["robot"]["clip_actions"]) == (expected, 0.05)
     readme = (bundle / "README.md").read_text()
     assert "`rsl-tbptt evaluate --policy .` evaluates it in Walk of mjlab, `rsl-tbptt pl" in readme
@@ -119,20 +117,15 @@ def test_a_bundle_is_evaluated_like_its_checkpoint_without_it(bundle, simulated,
     shutil.rmtree("run/params")
     trained = json.loads((bundle.parent / "run" / "evaluation.json").read_text())
     (bundle.parent / "run" / "model_0.pt").unlink()
-    for form in (["--form", "onnx"], ["--form", "c", "--trust", "walker"]):
-        assert main(["evaluate", "--policy", "walker", *form, *EPISODES]) == 0
-    assert simulated[0] == [("Walk", 0.05, 8)] * 3
-    for file, form in (("evaluation.json", "onnx"), ("evaluation-2.json", "c")):
-        found = json.loads((bundle / file).read_text())
-        assert found.keys() == trained.keys()
-        assert found["returns"] == pytest.approx(trained["returns"], abs=1e-5)
-        assert (found["checkpoint"], found["form"]) == ("model_0.pt", form)
-    assert "as in training, by" in capsys.readouterr().out
-
-
-def test_another_task_is_simulated_as_it_is_registered(bundle, simulated):
+    # A bundle of an earlier version notes settings, too.
+    change(bundle, simulation=expected | {"settings": {"decimation": 8}})
+    assert main(["evaluate", "--policy", "walker", *EPISODES]) == 0
     assert main(["evaluate", "--policy", "walker", "--task", "Run", *EPISODES]) == 0
-    assert simulated[0] == [("Run", 0.05, 2)]
+    assert simulated[0] == [("Walk", 0.05), ("Walk", 0.05), ("Run", 0.05)]
+    found = json.loads((bundle / "evaluation.json").read_text())
+    assert found.keys() == trained.keys()
+    assert found["returns"] == pytest.approx(trained["returns"], abs=1e-5)
+    assert (found["checkpoint"], found["form"]) == ("model_0.pt", "onnx")
 
 
 def test_a_bundle_is_filmed_next_to_checkpoints(bundle, simulated):
@@ -143,7 +136,7 @@ def test_a_bundle_is_filmed_next_to_checkpoints(bundle, simulated):
         with Image.open("film.gif") as film:
             assert film.size == (2 * SIZE[0], HEADING + 3 * SIZE[1])
             assert film.n_frames == num_frames
-    assert simulated[0] == [("Walk", 0.05, 8)] * 6
+    assert simulated[0] == [("Walk", 0.05)] * 6
 
 
 def test_a_bundle_of_an_older_release_needs_platform_and_task(bundle, simulated, capsys):
@@ -154,17 +147,19 @@ def test_a_bundle_of_an_older_release_needs_platform_and_task(bundle, simulated,
     assert "--task (for rsl_rl alone --env), or export" in capsys.readouterr().err
     words = ["--platform", "mjlab", "--task", "Walk", *EPISODES]
     assert main(["evaluate", "--policy", "walker", *words]) == 0
-    assert simulated[0] == [("Walk", 0.05, 2)]
+    assert simulated[0] == [("Walk", 0.05)]
 
 
-NOTED = {"platform": "mjlab", "task": "Walk", "settings": {}}
+NOTED = {"platform": "mjlab", "task": "Walk"}
 WRONG_ENTRIES = [
     ({"simulation": "Walk"}, "simulation is 'Walk' in"),
-    ({"simulation": NOTED | {"platform": "rsl_rl"}}, "a platform of ['isaaclab', 'mjlab'], the id"),
+    (
+        {"simulation": NOTED | {"platform": "rsl_rl"}},
+        "of ['isaaclab', 'mjlab'] and the id",
+    ),
     ({"simulation": NOTED | {"platform": ["mjlab"]}}, "expected a platform of"),
     ({"simulation": NOTED | {"task": "os:system"}}, "'task': 'os:system'"),
     ({"simulation": NOTED | {"task": None}}, "name the checkpoint with --checkpoint"),
-    ({"simulation": NOTED | {"settings": [1]}}, "or for `evaluate` --platform and --task"),
     ({"robot": {"clip_actions": "1"}}, "clip_actions is '1' in"),
     ({"robot": {"clip_actions": -1}}, "clip_actions is -1 in"),
     ({"robot": {"clip_actions": True}}, "expected a number above 0: export the policy again"),
@@ -185,7 +180,7 @@ def test_what_a_bundle_tells_is_checked_before_anything_is_simulated(
 
 def test_a_task_with_other_observations_is_refused(bundle, simulated, capsys):
     simulated[1]["width"] = 7
-    assert main(["evaluate", "--policy", "walker", "--form", "c", "--trust", "walker"]) == 1
+    assert main(["evaluate", "--policy", "walker", *EPISODES]) == 1
     expected = "Walk has the observation groups {'policy': [7]}, expected {'policy': [5]} as in"
     assert expected in capsys.readouterr().err
 
@@ -193,7 +188,6 @@ def test_a_task_with_other_observations_is_refused(bundle, simulated, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("evaluate --policy walker --form c", "--trust"),
         ("evaluate --policy walker --agent a.yaml", "--agent is a.yaml, expected it only next to"),
         ("play --policy walker", "--video is missing, expected it next to --policy"),
         ("play", "--checkpoint is missing, expected it, or --policy next to --video"),

@@ -1,12 +1,13 @@
 """Each target acts like the policy in its program's way, and its config has the known values.
 
-The programs themselves are not installed. Our own C++ code loads and calls the policies instead.
+The programs themselves are not installed. Our own code loads and calls the policies instead.
 """
 
 import copy
-import json
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,14 @@ from rsl_rl.models import MLPModel, RNNModel
 from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
-from rsl_tbptt.tools.commands import commands
-from rsl_tbptt.tools.robot.c_code import Exported
-from rsl_tbptt.tools.robot.runtime_configs import rl_sar_config, unitree_config, write_config
-from rsl_tbptt.tools.robot.targets import TARGETS
+from rsl_tbptt.tools.robot.runtime_configs import rl_sar_config, unitree_config, write_yaml
+from rsl_tbptt.tools.robot.targets import TARGETS, Exported, check_targets
 from rsl_tbptt.tools.robot.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit")]
-needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 TOLERANCE = 1e-5
 """Tolerance for float32 in another operation order; actions are of order 1."""
-STEPS = 20
 
 
 def term(name, function, width, history=1, **options):
@@ -51,7 +48,6 @@ TERMS = [
     term("joint_vel", "joint_vel_rel", 2, scale=0.05),
     term("actions", "last_action", 2),
 ]
-PLAIN = [{**each, "scale": None} for each in TERMS]
 RANGES = {"lin_vel_x": [-1.0, 1.0], "lin_vel_y": [-0.5, 0.5], "ang_vel_z": [-1.0, 1.0]}
 ROBOT = {
     "name": "go2",
@@ -93,23 +89,17 @@ def selecting(joints):
     return {"asset_cfg": {"entity": "robot", "joint_names": [*joints]}}
 
 
-UNSCALED = with_terms(*PLAIN)
-"""A robot that every target fits."""
-
-
-def write(folder, *, remembers=True, robot=UNSCALED, targets=tuple(TARGETS)):
+def write(folder, kind="lstm", *, robot=ROBOT, targets=tuple(TARGETS)):
     """Write the bundle of a policy of one group, and return its golden trajectory."""
     torch.manual_seed(0)
     (width,) = robot["observation_groups"]["policy"]["shape"]
-    num_actions = len(robot["joint_names"])
     obs = TensorDict({"policy": torch.randn(50, width)}, batch_size=[50])
-    groups = {"actor": ["policy"]}
-    if remembers:
-        options = {"rnn_type": "lstm", "rnn_hidden_dim": 12, "rnn_num_layers": 2}
-        policy = RNNModel(obs, groups, "actor", num_actions, hidden_dims=[8], **options).eval()
-    else:
-        policy = MLPModel(obs, groups, "actor", num_actions, hidden_dims=[8]).eval()
-    return write_drawn_bundle(folder, policy, obs[:1].to_dict(), STEPS, robot, targets=targets)
+    options: dict[str, Any] = {"hidden_dims": [8]}
+    if kind != "mlp":
+        options |= {"rnn_type": kind, "rnn_hidden_dim": 12, "rnn_num_layers": 2}
+    model = MLPModel if kind == "mlp" else RNNModel
+    policy = model(obs, {"actor": ["policy"]}, "actor", len(robot["joint_names"]), **options)
+    return write_drawn_bundle(folder, policy.eval(), obs[:1].to_dict(), 20, robot, targets=targets)
 
 
 @pytest.fixture(scope="module")
@@ -118,25 +108,13 @@ def bundle(tmp_path_factory):
     return folder, write(folder)
 
 
-def assert_golden(found, golden, *, close=True):
-    difference = np.abs(np.reshape(found, golden["actions"].shape) - golden["actions"]).max()
-    assert difference < TOLERANCE if close else difference > 100 * TOLERANCE
-
-
-def test_the_command_line_and_the_page_name_every_target(request):
-    assert [*TARGETS] == [*commands.TARGETS]
-    page = (request.config.rootpath / "docs" / "howto" / "runtimes.md").read_text()
-    assert all(f"| [`{name}`](" in page for name in TARGETS)
-
-
-@needs_gxx
 @pytest.mark.parametrize("remembers", [True, False])
 def test_verify_replays_every_target_and_detects_a_fault_in_it(bundle, tmp_path, remembers):
     folder, golden = tmp_path, bundle[1]
     if remembers:
         shutil.copytree(bundle[0], folder, dirs_exist_ok=True)
     else:
-        golden = write(folder, remembers=False)
+        golden = write(folder, "mlp")
     differences = verify(folder, [folder])
     assert differences.keys() == {"onnx", "torchscript", *TARGETS}
     assert max(differences.values()) < TOLERANCE
@@ -144,94 +122,16 @@ def test_verify_replays_every_target_and_detects_a_fault_in_it(bundle, tmp_path,
     assert min(verify(folder, [folder]).values()) > 0.01
 
 
-def test_unitree_gym_takes_and_resets_the_policy_as_its_own_lstm(bundle):
-    folder, golden = bundle
-    policy = torch.jit.load(folder / "unitree_gym" / "policy_lstm_1.pt")
-    found = []
-    for reset, obs in zip(golden["reset"], golden["obs/policy"], strict=True):
-        if reset:
-            policy.reset_memory()
-        found.append(policy(torch.from_numpy(obs)[None]).detach().numpy())
-    assert_golden(found, golden)
-
-
-LIBTORCH = r"""
-#include <torch/script.h>
-#include <fstream>
-#include <iostream>
-#include <iomanip>
-
-/* As rl_sar: load the file where an episode starts, then one row in and one tensor out. */
-int main(int argc, char **argv) {
-    std::ifstream data(argv[2]);
-    bool reload = std::string(argv[3]) == "reload";
-    int steps, width;
-    data >> steps >> width;
-    std::cout << std::setprecision(9);
-    torch::jit::Module model = torch::jit::load(argv[1]);
-    torch::autograd::GradMode::set_enabled(false);
-    for (int step = 0; step < steps; ++step) {
-        int reset;
-        data >> reset;
-        std::vector<float> obs(width);
-        for (float &each : obs) data >> each;
-        if (reset && reload) model = torch::jit::load(argv[1]);
-        auto row = torch::tensor(obs, torch::kFloat32).reshape({1, width});
-        auto actions = model.forward({row}).toTensor().contiguous();
-        for (int i = 0; i < actions.numel(); ++i) std::cout << actions.data_ptr<float>()[i] << ' ';
-    }
-}
-"""
-
-
-def write_data(path, golden):
-    steps = zip(golden["reset"], golden["obs/policy"], strict=True)
-    rows = [[int(reset), *map(repr, obs.tolist())] for reset, obs in steps]
-    lines = [[len(rows), golden["obs/policy"].shape[1]], *rows]
-    path.write_text("\n".join(" ".join(map(str, line)) for line in lines))
-
-
-def compile_cpp(folder, text, *words):
-    (folder / "main.cpp").write_text(text)
-    program = folder / "program"
-    command = ["g++", "-std=c++17", folder / "main.cpp", *words, "-o", program]
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    assert not result.returncode, result.stderr
-    return program
-
-
-def run_cpp(program, *words):
-    command = [str(program), *map(str, words)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not result.returncode, result.stderr
-    return [float(word) for word in result.stdout.split()]
-
-
-@needs_gxx
-@pytest.mark.long
-def test_libtorch_runs_rl_sars_file_and_loading_it_anew_resets_it(bundle, tmp_path):
-    root = Path(torch.__file__).parent
-    if not (root / "include" / "torch" / "script.h").exists():
-        pytest.skip("this torch has no headers")
-    folder, golden = bundle
-    api = root / "include" / "torch" / "csrc" / "api" / "include"
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    libraries = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch_cpu", "-lc10"]
-    includes = ["-isystem", root / "include", "-isystem", api]
-    program = compile_cpp(tmp_path, LIBTORCH, abi, *includes, *libraries)
-    in_motor_order = [*range(9), 10, 9, 12, 11, 14, 13]  # knee, hip instead of hip, knee
-    golden = {**golden, "obs/policy": golden["obs/policy"][:, in_motor_order]}
-    golden["actions"] = golden["actions"][:, ::-1]
-    write_data(tmp_path / "data", golden)
-    file = folder / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
-    assert_golden(run_cpp(program, file, tmp_path / "data", "reload"), golden)
-    assert_golden(run_cpp(program, file, tmp_path / "data", "go on"), golden, close=False)
+def test_a_target_that_is_gone_is_refused_with_the_way_to_do_without():
+    check_targets([*TARGETS])
+    with pytest.raises(
+        ValueError, match=r"--target is 'c', expected one of .*compiles it as C; see"
+    ):
+        check_targets(["unitree", "c"])
 
 
 UNITREE = r"""
-#include <fstream>
-#include <iomanip>
-#include <iostream>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -267,26 +167,19 @@ struct Env {
     void step(std::vector<float> obs) { ++episode_length; alg->act(isaaclab::observed(obs)); }
 };
 
-int main(int, char **argv) {
-    std::ifstream data(argv[1]);
-    int steps, width;
-    data >> steps >> width;
-    std::cout << std::setprecision(9);
+int main() {
     Env env;
     env.alg = std::make_unique<isaaclab::RecurrentPolicy>(env.episode_length);
-    for (int step = 0; step < steps; ++step) {
-        int reset;
-        data >> reset;
-        std::vector<float> obs(width);
-        for (float &each : obs) data >> each;
-        if (reset) env.reset();
-        env.step(obs);
-        for (float each : env.alg->get_action()) std::cout << each << ' ';
+    std::vector<float> row(16);
+    while (std::fread(row.data(), sizeof(float), 16, stdin) == 16) {
+        if (row[0]) env.reset();
+        env.step({row.begin() + 1, row.end()});
+        std::vector<float> actions = env.alg->get_action();
+        std::fwrite(actions.data(), sizeof(float), actions.size(), stdout);
     }
     try {
         env.step({1.0f});
     } catch (const std::runtime_error &error) {
-        std::cerr << error.what();
         return std::string(error.what()).find("gives 1 observations") == std::string::npos;
     }
     return 1;
@@ -294,195 +187,129 @@ int main(int, char **argv) {
 """
 
 
-@needs_gxx
-@pytest.mark.parametrize("form", ["-DBY_GROUP", "-DBY_VECTOR"])
-def test_unitrees_class_runs_the_c_code_and_resets_it_with_the_environment(bundle, tmp_path, form):
-    folder, golden = bundle
-    code, built = folder / "unitree" / "c", tmp_path / "policy.o"
-    command = ["gcc", "-std=c99", "-O1", "-c", str(code / "policy.c"), "-o", str(built)]
-    subprocess.run(command, check=True)
-    strict = ("-Wall", "-Wextra", "-pedantic", "-Werror")
-    program = compile_cpp(tmp_path, UNITREE, form, *strict, f"-I{code}", built, "-lm")
-    write_data(tmp_path / "data", golden)
-    assert_golden(run_cpp(program, tmp_path / "data"), golden)
+def documented_command():
+    """Return the command of the page that compiles a policy as C, as words."""
+    page = Path(__file__).parents[2] / "docs" / "howto" / "runtimes.md"
+    (line,) = re.findall(r"^emx-onnx-cgen .*$", page.read_text(), re.MULTILINE)
+    return line.split()
 
 
-def test_legged_control2_has_matrices_for_states(bundle):
-    folder, golden = bundle
-    path = folder / "legged_control2" / "policy.onnx"
-    session = onnxruntime.InferenceSession(path)
-    inputs = {each.name: each.shape for each in session.get_inputs()}
-    outputs = {each.name: each.shape for each in session.get_outputs()}
-    assert inputs == {"obs": [1, 15], "h_in": [1, 24], "c_in": [1, 24]}
-    assert outputs == {"actions": [1, 2], "h_out": [1, 24], "c_out": [1, 24]}
-    found = []
-    for reset, obs in zip(golden["reset"], golden["obs/policy"], strict=True):
-        if reset:
-            h = c = np.zeros((1, 24), np.float32)
-        actions, h, c = session.run(None, {"obs": obs[None], "h_in": h, "c_in": c})
-        found.append(actions)
-    assert_golden(found, golden)
-    np.testing.assert_allclose(h.reshape(2, 12), golden["h"][-1], atol=TOLERANCE)
-    written, of_bundle = (
-        {entry.key: entry.value for entry in onnx.load(file).metadata_props}
-        for file in (path, folder / "policy.onnx")
-    )
-    assert json.loads(written.pop("state_shapes")) == [[1, 24], [1, 24]]
-    assert json.loads(of_bundle.pop("state_shapes")) == [[2, 1, 12], [2, 1, 12]]
-    assert written.pop("observation_history_lengths") == "1,1,1,1,1,1"
-    assert written == of_bundle
+@pytest.mark.long  # compiles C++
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mlp"])
+def test_unitrees_class_runs_the_c_code_of_the_page_and_resets_it(tmp_path, kind):
+    pytest.importorskip("emx_onnx_cgen")
+    golden = write(tmp_path, kind, targets=("unitree",))
+    code, built, program = (tmp_path / name for name in ("policy.c", "policy.o", "program"))
+    words = documented_command()
+    words[2:4] = [str(tmp_path / "unitree" / "exported" / "policy.onnx"), str(code)]
+    words[0] = str(Path(sys.executable).with_name(words[0]))
+    subprocess.run(words, check=True)
+    assert "alloc" not in code.read_text()
+    subprocess.run(["gcc", "-std=c99", "-O1", "-c", code, "-o", built], check=True)
+    (tmp_path / "main.cpp").write_text(UNITREE)
+    rows = np.column_stack([golden["reset"], golden["obs/policy"]]).astype(np.float32)
+    for form in ("-DBY_GROUP", "-DBY_VECTOR"):
+        strict = ["-std=c++17", "-Wall", "-Wextra", "-Werror", form, f"-I{tmp_path / 'unitree'}"]
+        sources = [tmp_path / "main.cpp", built, "-o", program, "-lm"]
+        subprocess.run(["g++", *strict, *sources], check=True)
+        result = subprocess.run([program], input=rows.tobytes(), capture_output=True, check=True)
+        found = np.frombuffer(result.stdout, np.float32).reshape(golden["actions"].shape)
+        np.testing.assert_allclose(found, golden["actions"], atol=TOLERANCE)
 
 
-DEPLOY = "unitree/params/deploy.yaml"
-
-
-def test_configs_have_the_known_values(tmp_path):
-    found = []
-    for config, gate, *under in (
-        (rl_sar_config, "model_name", "go2/rsl_tbptt"),
-        (unitree_config, "joint_ids_map"),
-    ):
-        write_config(tmp_path / gate, metadata_of(ROBOT), config, gate, *under)
-        text = (tmp_path / gate).read_text()
-        assert text.splitlines()[0] == "# m.pt, trained with a control step of 0.02 s."
-        assert text.count("#") == 1
-        found.append(yaml.safe_load(text))
-    rl_sar, unitree = found
-    assert rl_sar == {
-        "go2/rsl_tbptt": {
-            "model_name": "policy.pt",
-            "num_observations": 15,
-            "observations": ["ang_vel", "gravity_vec", "commands", "dof_pos", "dof_vel", "actions"],
-            "observations_history": [],
-            "observations_history_priority": "term",
-            "clip_obs": float("inf"),
-            "clip_actions_lower": [],
-            "clip_actions_upper": [],
-            "rl_kp": [40.0, 20.0],
-            "rl_kd": [1.0, 0.5],
-            "fixed_kp": [40.0, 20.0],
-            "fixed_kd": [1.0, 0.5],
-            "num_of_dofs": 2,
-            "wheel_indices": [],
-            "action_scale": [0.3, 0.3],
-            "ang_vel_scale": 0.25,
-            "commands_scale": [2.0, 2.0, 0.5],
-            "dof_pos_scale": 1.0,
-            "dof_vel_scale": 0.05,
-            "default_dof_pos": [-1.4, 0.7],
-            "joint_mapping": [0, 1],
-        }
-    }
-    scales = {name: each["scale"] for name, each in unitree["observations"].items()}
-    assert [*scales.items()] == [
-        ("base_ang_vel", [0.25] * 3),
-        ("projected_gravity", [1.0] * 3),
-        ("velocity_commands", [2.0, 2.0, 0.5]),
-        ("joint_pos_rel", [1.0] * 2),
-        ("joint_vel_rel", [0.05] * 2),
-        ("last_action", [1.0] * 2),
-    ]
-    others = {"params": {}, "clip": None, "history_length": 1}
-    assert all(
-        each == others | {"scale": scales[n]} for n, each in unitree.pop("observations").items()
-    )
-    assert unitree == {
-        "joint_ids_map": [1, 0],
-        "step_dt": 0.02,
-        "stiffness": [40.0, 20.0, 0.0],
-        "damping": [1.0, 0.5, 0.0],
-        "default_joint_pos": [0.7, -1.4],
-        "commands": {"base_velocity": {"ranges": RANGES}},
-        "actions": {
-            "JointPositionAction": {
-                "clip": None,
-                "joint_names": ["hip", "knee"],
-                "scale": [0.3, 0.3],
-                "offset": [0.7, -1.4],
-                "joint_ids": None,
-            }
-        },
-    }
-
-
-FOOT, SPEED = ({"sensor_name": f"robot/{name}"} for name in ("foot", "imu_lin_vel"))
-POSE = term("pose", "generated_commands", 4, parameters={"command_name": "pose"})
-UNTOLD = {name: value for name, value in TERMS[3].items() if name != "parameters"}
-BOTH, RL_SAR, UNITREE_ALONE = (True, True), (True, False), (False, True)
-INCOMPLETE = {
-    BOTH: {
-        "the motor of each joint, the joints being ['hip', 'knee']": changed(joint_sdk_names=None),
-        "joint_stiffness is not known": changed(joint_stiffness=None),
-        "actions are [] of ['hip', 'knee']": changed(actions=None),
-        "actions are ['JointPositionAction'] of ['knee']": with_action(
-            joint_names=["knee"], width=1
-        ),
-        "actions are ['JointVelocityAction']": with_action(kind="JointVelocityAction"),
-        "not every observation group tells its terms": changed(observation_groups=None),
-        "no observation like heights": with_term(5, name="heights", function="scan"),
-        "no observation like base_lin_vel": with_term(0, name="base_lin_vel", parameters=SPEED),
-        "no observation like velocity": with_term(0, name="velocity", function="base_lin_vel"),
-        "no observation like base_ang_vel": with_term(0, parameters=FOOT),
-        "the modifiers of ['gravity']": with_term(1, modifiers=[{"name": "bias"}]),
-        "which joints joint_pos selects": with_terms(*TERMS[:3], UNTOLD, *TERMS[4:]),
-        "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": with_term(
-            3, parameters={"asset_cfg": {"entity": "ball"}}
-        ),
-        "gravity has the parameter frame: foot": with_term(1, parameters={"frame": "foot"}),
-        "joint_pos has the joints ['arm']": with_term(3, shape=[1], parameters=selecting(["arm"])),
-        "command is not known to be a velocity": changed(command_ranges=None),
-        "pose is not known to be a velocity": changed(
-            with_terms(POSE), command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES}
-        ),
-    },
-    UNITREE_ALONE: {
-        "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": with_term(
-            4, parameters=selecting(["knee", "hip"])
-        ),
-        "joins histories by time": with_terms(*TERMS, history_order="time"),
-        "training clips actions at 1.0": changed(clip_actions=1.0),
-    },
-    RL_SAR: {
-        "expected the first motors of ['arm',": changed(joint_sdk_names=["arm", "hip", "knee"]),
-        "ROBOT, in this path and below": changed(name=None),
-        "offsets of actions are [0.0, 0.0]": with_action(offset=0.0),
-        "training clips the targets": with_action(clip=[[-1.0, 1.0]] * 2),
-        "{'actions': [-5.0, 5.0]}": with_term(5, clip=[-5.0, 5.0]),
-        "actions is scaled by [0.5, 0.5]": with_term(5, scale=0.5),
-        "joint_pos is scaled by [1.0, 2.0], rl_sar has one": with_term(3, scale=[1.0, 2.0]),
-    },
-}
-"""What is missing for the configs of rl_sar, of Unitree's programs or of both."""
+GATES = {"model_name": rl_sar_config, "joint_ids_map": unitree_config}
+"""Each program's key that is null if something is missing, and its config."""
 
 
 def metadata_of(robot) -> dict[str, Any]:
     others = {name: value for name, value in robot.items() if name != "observation_groups"}
-    groups = robot.get("observation_groups", {})
-    actions = {"actions": {"shape": [2]}}
+    groups, actions = robot.get("observation_groups", {}), {"actions": {"shape": [2]}}
     known = {"checkpoint": "m.pt", "observation_groups": groups, "outputs": actions}
     return known | {"robot": others}
 
 
-def write_alone(folder, target, robot):
-    """Write a target as far as it needs no model."""
-    exported = Exported(onnx.ModelProto(), folder / "policy.pt", metadata_of(robot), {})
-    TARGETS[target](folder / target, exported)
+def config_of(folder, robot, gate):
+    """Write a config; return its values, and the comments that say what is missing."""
+    metadata, path = metadata_of(robot), folder / gate
+    write_yaml(path, metadata, GATES[gate](metadata), gate, under="go2/a")
+    first, *lines = path.read_text().splitlines()
+    assert first == "# m.pt, trained with a control step of 0.02 s."
+    values = yaml.safe_load(path.read_text())["go2/a"]
+    return values, [line for line in lines if line.startswith("#")]
 
 
-@pytest.mark.parametrize(
-    ("where", "message"), [(where, each) for where, cases in INCOMPLETE.items() for each in cases]
-)
-def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, where, message):
-    robot = INCOMPLETE[where][message]
-    configs = {"model_name": rl_sar_config, "joint_ids_map": unitree_config}
-    for (gate, config), concerned in zip(configs.items(), where, strict=True):
-        path = tmp_path / gate
-        write_config(path, metadata_of(robot), config, gate, under="go2/rsl_tbptt")
-        text = path.read_text()
-        lines = [line for line in text.splitlines() if line.startswith("# - ")]
-        assert len(lines) >= concerned
-        assert any(message in line for line in lines) == concerned
-        assert (yaml.safe_load(text)["go2/rsl_tbptt"][gate] is None) == concerned
+def test_configs_have_the_known_values(tmp_path):
+    (rl_sar, *none), (unitree, *nothing) = (config_of(tmp_path, ROBOT, gate) for gate in GATES)
+    assert [*none, *nothing] == [[], []]
+    names = ["ang_vel", "gravity_vec", "commands", "dof_pos", "dof_vel", "actions"]
+    assert (rl_sar["observations"], rl_sar["num_observations"]) == (names, 15)
+    assert (rl_sar["clip_obs"], rl_sar["clip_actions_lower"]) == (float("inf"), [])
+    scales = {name: value for name, value in rl_sar.items() if name.endswith("_scale")}
+    assert scales == {"action_scale": [0.3, 0.3], "ang_vel_scale": 0.25, "dof_pos_scale": 1.0} | {
+        "commands_scale": [2.0, 2.0, 0.5],
+        "dof_vel_scale": 0.05,
+    }
+    assert (unitree["stiffness"], unitree["damping"]) == ([40.0, 20.0, 0.0], [1.0, 0.5, 0.0])
+    assert (unitree["joint_ids_map"], unitree["step_dt"]) == ([1, 0], 0.02)
+    assert unitree["commands"] == {"base_velocity": {"ranges": RANGES}}
+    assert unitree["observations"]["velocity_commands"]["scale"] == [2.0, 2.0, 0.5]
+    clipped = config_of(tmp_path, changed(clip_actions=4.0), "model_name")[0]
+    assert (clipped["clip_actions_lower"], clipped["clip_actions_upper"]) == ([-4.0] * 2, [4.0] * 2)
+
+
+FOOT, SPEED = ({"sensor_name": f"robot/{name}"} for name in ("foot", "imu_lin_vel"))
+UNTOLD = {name: value for name, value in TERMS[3].items() if name != "parameters"}
+BOTH, RL_SAR, UNITREE_ALONE = [*GATES], ["model_name"], ["joint_ids_map"]
+INCOMPLETE = [
+    ("the motors of ['hip', 'knee']", changed(joint_sdk_names=None), BOTH),
+    ("joint_stiffness is not known", changed(joint_stiffness=None), BOTH),
+    ("actions are [] of ['hip', 'knee']", changed(actions=None), BOTH),
+    ("actions are ['JointPositionAction'] of ['knee']", with_action(joint_names=["knee"]), BOTH),
+    ("actions are ['JointVelocityAction']", with_action(kind="JointVelocityAction"), BOTH),
+    ("scale or offset of actions is not known", with_action(scale=None), BOTH),
+    ("not every observation group tells its terms", changed(observation_groups=None), BOTH),
+    ("not every observation", with_terms(*TERMS[:3], UNTOLD, *TERMS[4:]), BOTH),
+    ("joins histories by time", with_terms(*TERMS, history_order="time"), BOTH),
+    ("no observation like heights", with_term(5, name="heights", function="scan"), BOTH),
+    ("no observation like speed", with_term(0, name="speed", parameters=SPEED), BOTH),
+    ("no observation like speed", with_term(0, name="speed", function="base_lin_vel"), BOTH),
+    ("no observation like base_ang_vel", with_term(0, parameters=FOOT), BOTH),
+    ("the modifiers of ['gravity']", with_term(1, modifiers=[{"name": "bias"}]), BOTH),
+    ("gravity has the parameter frame: foot", with_term(1, parameters={"frame": "foot"}), BOTH),
+    (
+        "parameter asset_cfg: {'entity'",
+        with_term(3, parameters={"asset_cfg": {"entity": "x"}}),
+        BOTH,
+    ),
+    ("has the joints ['arm']", with_term(3, shape=[1], parameters=selecting(["arm"])), BOTH),
+    ("command is not known to be a velocity", changed(command_ranges=None), BOTH),
+    ("a velocity", changed(command_ranges={"twist": {"pos_x": [0.0, 1.0]}}), BOTH),
+    (
+        "joint_vel has ['knee', 'hip']",
+        with_term(4, parameters=selecting(["knee", "hip"])),
+        UNITREE_ALONE,
+    ),
+    ("training clips actions at 1.0", changed(clip_actions=1.0), UNITREE_ALONE),
+    ("expected each once", with_terms(TERMS[3], TERMS[3]), UNITREE_ALONE),
+    ("the first motors of ['arm',", changed(joint_sdk_names=["arm", "hip", "knee"]), RL_SAR),
+    ("ROBOT, in this path and below", changed(name=None), RL_SAR),
+    ("offsets of actions are [0.0, 0.0]", with_action(offset=0.0), RL_SAR),
+    ("training clips the targets", with_action(clip=[[-1.0, 1.0]] * 2), RL_SAR),
+    ("{'actions': [-5.0, 5.0]}", with_term(5, clip=[-5.0, 5.0]), RL_SAR),
+    ("actions is scaled by [0.5, 0.5]", with_term(5, scale=0.5), RL_SAR),
+    ("joint_pos is scaled by [1.0, 2.0]", with_term(3, scale=[1.0, 2.0]), RL_SAR),
+]
+"""What is missing for the configs of rl_sar, of Unitree's programs or of both."""
+
+
+@pytest.mark.parametrize(("message", "robot", "gates"), INCOMPLETE)
+def test_missing_values_are_listed_and_the_program_refuses_the_file(
+    tmp_path, message, robot, gates
+):
+    for gate in GATES:
+        values, missing = config_of(tmp_path, robot, gate)
+        assert any(message in line for line in missing) == (gate in gates)
+        assert (values[gate] is None) == (gate in gates)
 
 
 LEGS, KINDS = ("FR", "FL", "RR", "RL"), ("hip", "thigh", "calf")
@@ -493,7 +320,7 @@ BY_NAME = {name: 0.1 * place - 0.5 for place, name in enumerate(MOTORS)}
 """A default position, from which every other number of a joint follows as well."""
 
 
-def go2(actions=JOINTS, positions=None, velocities=None, histories=(1, 1), order="term"):
+def go2(actions=JOINTS, positions=None, velocities=None, histories=(1, 1)):
     """Return a Go2 whose terms and actions have joints in these orders."""
     pos, vel = histories
     of_positions = {"asset_cfg": {"entity": "robot"}} if positions is None else selecting(positions)
@@ -505,11 +332,11 @@ def go2(actions=JOINTS, positions=None, velocities=None, histories=(1, 1), order
         term("q", "joint_pos_rel", len(positions or JOINTS), pos, parameters=of_positions),
         term("a", "last_action", 12, vel),
     ]
-    scales = [0.2 + 0.1 * BY_NAME[joint] for joint in actions]
-    action = {"joint_names": [*actions], "width": 12, "scale": scales}
+    action = {"joint_names": [*actions], "width": 12}
+    action |= {"scale": [0.2 + 0.1 * BY_NAME[joint] for joint in actions]}
     action |= {"offset": [BY_NAME[joint] for joint in actions]}
     return changed(
-        with_terms(*terms, history_order=order),
+        with_terms(*terms),
         joint_names=JOINTS,
         joint_sdk_names=MOTORS,
         joint_stiffness=[30.0 + BY_NAME[joint] for joint in JOINTS],
@@ -524,13 +351,13 @@ def history_of(rows, length):
 
 
 def trained_program(folder, robot):
-    """Yield targets by joint for each measurement, as training computes them."""
-    [group] = robot["observation_groups"].values()
-    [action] = robot["actions"]
+    """Return the step of training, from measurements to targets by joint."""
+    [group], [action] = robot["observation_groups"].values(), robot["actions"]
     policy: Any = onnxruntime.InferenceSession(folder / "policy.onnx")
     rows, last = {each["name"]: [] for each in group["terms"]}, dict.fromkeys(JOINTS, 0.0)
 
     def step(seen):
+        obs = []
         for each in group["terms"]:
             joints = each["parameters"].get("asset_cfg", {}).get("joint_names", JOINTS)
             values = {
@@ -541,11 +368,8 @@ def trained_program(folder, robot):
                 "a": [last[joint] for joint in action["joint_names"]],
             }[each["name"]]
             rows[each["name"]].append((each["scale"] or 1.0) * np.array(values))
-        parts = [history_of(rows[t["name"]], max(t["history_length"], 1)) for t in group["terms"]]
-        if group["history_order"] == "time":
-            parts = [[part[step] for part in parts] for step in range(len(parts[0]))]
-        obs = np.concatenate([np.concatenate(part) for part in parts]).astype(np.float32)
-        (actions,) = policy.run(None, {"policy": obs[None]})
+            obs += history_of(rows[each["name"]], max(each["history_length"], 1))
+        (actions,) = policy.run(None, {"policy": np.concatenate(obs)[None].astype(np.float32)})
         last.update(zip(action["joint_names"], actions[0], strict=True))
         scales = dict(zip(action["joint_names"], action["scale"], strict=True))
         return {joint: last[joint] * scales[joint] + BY_NAME[joint] for joint in JOINTS}
@@ -558,20 +382,18 @@ def rl_sar_program(folder):
     path = folder / "rl_sar" / "policy" / "go2" / "rsl_tbptt"
     params = yaml.safe_load((path / "config.yaml").read_text())["go2/rsl_tbptt"]
     policy = torch.jit.load(path / params["model_name"])
-    mapping, num = params["joint_mapping"], params["num_of_dofs"]
-    actions, buffer = np.zeros(num), None
-
-    def in_order(by_name):
-        return np.array([by_name[MOTORS[motor]] for motor in mapping])
+    motors = [MOTORS[motor] for motor in params["joint_mapping"]]
+    actions, buffer = np.zeros(12), None
 
     @torch.no_grad()
     def step(seen):
         nonlocal actions, buffer
+        q, dq = (np.array([seen[name][motor] for motor in motors]) for name in ("q", "dq"))
         terms = {
             "ang_vel": seen["gyroscope"] * params["ang_vel_scale"],
             "commands": seen["command"] * np.array(params["commands_scale"]),
-            "dof_pos": (in_order(seen["q"]) - params["default_dof_pos"]) * params["dof_pos_scale"],
-            "dof_vel": in_order(seen["dq"]) * params["dof_vel_scale"],
+            "dof_pos": (q - params["default_dof_pos"]) * params["dof_pos_scale"],
+            "dof_vel": dq * params["dof_vel_scale"],
             "actions": actions,
         }
         newest = [terms[name] for name in params["observations"]]
@@ -582,64 +404,51 @@ def rl_sar_program(folder):
         obs = np.concatenate([buffer[age][i] for i in range(len(newest)) for age in ages])
         actions = policy(torch.from_numpy(obs).float()[None])[0].numpy()
         targets = actions * params["action_scale"] + params["default_dof_pos"]
-        return {MOTORS[motor]: target for motor, target in zip(mapping, targets, strict=True)}
+        return dict(zip(motors, targets, strict=True))
 
-    def gains(name):
-        return dict(zip([MOTORS[motor] for motor in mapping], params[name], strict=True))
-
-    assert mapping == [*range(num)]  # that of base.yaml: getting up and lying down follow it
-    assert gains("fixed_kp") == gains("rl_kp")
-    assert gains("fixed_kd") == gains("rl_kd")
-    return gains("rl_kp"), gains("rl_kd"), step
+    assert motors == MOTORS  # base.yaml's order: getting up and lying down follow it
+    assert [params["fixed_kp"], params["fixed_kd"]] == [params["rl_kp"], params["rl_kd"]]
+    return params["rl_kp"], params["rl_kd"], step
 
 
 def unitree_program(folder):
     """Return gains by motor, and the step of Unitree's programs."""
-    cfg = yaml.safe_load((folder / DEPLOY).read_text())
+    cfg = yaml.safe_load((folder / "unitree" / "params" / "deploy.yaml").read_text())
     policy: Any = onnxruntime.InferenceSession(folder / "unitree" / "exported" / "policy.onnx")
-    ids, [action] = cfg["joint_ids_map"], cfg["actions"].values()
-    actions, rows = np.zeros(len(ids)), {name: [] for name in cfg["observations"]}
-
-    def in_order(by_name):
-        return np.array([by_name[MOTORS[motor]] for motor in ids])
+    motors, [action] = [MOTORS[motor] for motor in cfg["joint_ids_map"]], cfg["actions"].values()
+    actions, rows = np.zeros(12), {name: [] for name in cfg["observations"]}
 
     def step(seen):
         nonlocal actions
+        q, dq = (np.array([seen[name][motor] for motor in motors]) for name in ("q", "dq"))
         terms = {
             "base_ang_vel": seen["gyroscope"],
             "velocity_commands": seen["command"],
-            "joint_pos_rel": in_order(seen["q"]) - cfg["default_joint_pos"],
-            "joint_vel_rel": in_order(seen["dq"]),
+            "joint_pos_rel": q - cfg["default_joint_pos"],
+            "joint_vel_rel": dq,
             "last_action": actions,
         }
         obs = []
         for name, each in cfg["observations"].items():
-            values = terms[name]
-            if name == "joint_pos_rel":  # the only term that unitree_rl_lab selects joints of
-                values = values[each["params"].get("asset_cfg", {}).get("joint_ids", slice(None))]
-            rows[name].append(values * each["scale"])
+            rows[name].append(terms[name] * each["scale"])
             obs += history_of(rows[name], each["history_length"])
         (found,) = policy.run(None, {"obs": np.concatenate(obs)[None].astype(np.float32)})
         actions = found[0]
         targets = actions * action["scale"] + action["offset"]
-        return {MOTORS[motor]: target for motor, target in zip(ids, targets, strict=True)}
+        return dict(zip(motors, targets, strict=True))
 
-    stiffness, damping = (
-        dict(zip(MOTORS, cfg[name], strict=True)) for name in ("stiffness", "damping")
-    )
-    return stiffness, damping, step
+    return cfg["stiffness"], cfg["damping"], step
 
 
+PROGRAMS = {"rl_sar": rl_sar_program, "unitree": unitree_program}
 BACKWARDS, FRONT = JOINTS[::-1], ["FR_calf", "FL_hip", "FL_thigh"]
 REORDERED = {
-    "actions and some positions": (
-        {"actions": BACKWARDS, "velocities": BACKWARDS, "positions": FRONT},
-        BOTH,
-    ),
-    "velocities": ({"velocities": BACKWARDS}, RL_SAR),
-    "history": ({"histories": (3, 3)}, BOTH),
-    "histories": ({"histories": (4, 2), "positions": FRONT}, BOTH),
-    "history by time": ({"histories": (3, 3), "order": "time"}, RL_SAR),
+    "as trained": ({}, PROGRAMS),
+    "actions": ({"actions": BACKWARDS, "velocities": BACKWARDS, "positions": BACKWARDS}, PROGRAMS),
+    "some positions": ({"positions": FRONT}, ["rl_sar"]),
+    "velocities": ({"velocities": BACKWARDS}, ["rl_sar"]),
+    "history": ({"histories": (3, 3)}, PROGRAMS),
+    "histories": ({"histories": (4, 2), "positions": FRONT}, ["rl_sar"]),
 }
 
 
@@ -648,14 +457,12 @@ def test_programs_send_each_motor_what_training_sends_its_joint_from_the_first_s
     tmp_path, options, targets
 ):
     robot = go2(**options)
-    programs = {"rl_sar": rl_sar_program, "unitree": unitree_program}
-    written = [name for name, is_written in zip(programs, targets, strict=True) if is_written]
-    write(tmp_path, remembers=False, robot=robot, targets=written)
-    assert max(verify(tmp_path).values()) < TOLERANCE
-    for name in written:
-        stiffness, damping, program = programs[name](tmp_path)
-        assert stiffness == {joint: 30.0 + BY_NAME[joint] for joint in JOINTS}
-        assert damping == {joint: 1.0 + BY_NAME[joint] for joint in JOINTS}
+    write(tmp_path, "mlp", robot=robot, targets=[*targets])
+    assert max(verify(tmp_path, [tmp_path]).values()) < TOLERANCE
+    for name in targets:
+        stiffness, damping, program = PROGRAMS[name](tmp_path)
+        assert stiffness == [30.0 + BY_NAME[motor] for motor in MOTORS]
+        assert damping == [1.0 + BY_NAME[motor] for motor in MOTORS]
         trained, random = trained_program(tmp_path, robot), np.random.default_rng(0)
         for _ in range(6):
             seen = {name: random.normal(size=3) for name in ("gyroscope", "command")}
@@ -664,66 +471,30 @@ def test_programs_send_each_motor_what_training_sends_its_joint_from_the_first_s
 
 
 def test_entering_rl_sars_policy_again_starts_its_history_again(tmp_path):
-    write(tmp_path, remembers=False, robot=go2(histories=(3, 3)), targets=("rl_sar",))
-    file = tmp_path / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
-    policy = torch.jit.load(file)
-    width = int(policy.order.max()) + 1
-    obs = torch.zeros(1, width)
+    write(tmp_path, "mlp", robot=go2(histories=(3, 3)), targets=["rl_sar"])
+    policy = torch.jit.load(tmp_path / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt")
+    obs = torch.zeros(1, int(policy.order.max()) + 1)
     obs[:, policy.order[0]] = 1.0  # the first step: what rl_sar has not seen is 0 there
     first, second = policy(obs), policy(obs)
     assert not torch.equal(first, second)
     policy.reset()
     assert torch.equal(policy(obs), first)
-    assert torch.equal(torch.jit.load(file)(obs), first)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/x", "..", "a/b", "", "a\nb", "."])
 def test_a_robots_name_cannot_lead_out_of_the_folder(tmp_path, name):
+    exported = Exported(onnx.ModelProto(), metadata_of(changed(name=name)), tmp_path / "policy.pt")
     with pytest.raises(ValueError, match=r"name is .*, expected one such as 'go2'"):
-        write_alone(tmp_path / "bundle", "rl_sar", changed(name=name))
+        TARGETS["rl_sar"](tmp_path / "bundle", exported)
     assert not [*tmp_path.iterdir()]
+
+
+def test_rl_sar_says_where_there_is_no_torchscript(tmp_path):
+    exported = Exported(onnx.ModelProto(), metadata_of(ROBOT), tmp_path / "policy.pt")
+    with pytest.raises(ValueError, match="needs TorchScript"):
+        TARGETS["rl_sar"](tmp_path / "bundle", exported)
 
 
 def test_names_of_a_checkpoint_add_no_lines_to_a_config(tmp_path):
     robot = with_terms(*TERMS[:-1], term("x\n  model_name: other.pt", "scan", 2))
-    write_config(tmp_path / "c", metadata_of(robot), rl_sar_config, "model_name", under="go2/a")
-    assert yaml.safe_load((tmp_path / "c").read_text())["go2/a"]["model_name"] is None
-
-
-EITHER, GYM = ("legged_control2", "unitree_gym"), ("unitree_gym",)
-UNFIT = {
-    "base_ang_vel has the scales": (ROBOT, EITHER[:1]),
-    "joint_pos has the scales": (with_term(3, PLAIN, scale=[1.0, 2.0]), EITHER),
-    "actions has the scales": (with_term(5, PLAIN, scale=0.5), EITHER),
-    "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), GYM),
-    "have a history": (with_term(3, PLAIN, shape=[6], history_length=3), GYM),
-    "gravity is clipped or modified": (with_term(1, PLAIN, clip=[-1.0, 1.0]), EITHER),
-    "joint_pos has the joints": (
-        with_term(3, PLAIN, parameters=selecting(["knee", "hip"])),
-        EITHER,
-    ),
-    "actions move the joints": (with_action(UNSCALED, joint_names=["knee", "hip"]), EITHER),
-    "offsets of actions are": (with_action(UNSCALED, offset=0.0), EITHER),
-    "targets of joints are clipped": (with_action(UNSCALED, clip=[[-1.0, 1.0]] * 2), EITHER),
-    "command is not known to be a velocity": (changed(UNSCALED, command_ranges=None), EITHER),
-}
-
-
-@pytest.mark.parametrize("message", UNFIT)
-def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(tmp_path, message):
-    robot, targets = UNFIT[message]
-    for target in targets:
-        with pytest.raises(ValueError, match=f"fit the program of '{target}': .*{message}"):
-            write_alone(tmp_path, target, robot)
-
-
-def test_two_observations_of_one_name_are_refused():
-    twice = with_terms(term("left", "joint_pos_rel", 1), term("right", "joint_pos_rel", 1))
-    with pytest.raises(ValueError, match=r"joint_pos_rel'\], expected each once"):
-        unitree_config(metadata_of(twice))
-
-
-@pytest.mark.parametrize("target", ["rl_sar", "unitree_gym"])
-def test_targets_of_torchscript_say_where_there_is_none(tmp_path, target):
-    with pytest.raises(ValueError, match="needs TorchScript"):
-        write_alone(tmp_path, target, ROBOT)
+    assert config_of(tmp_path, robot, "model_name")[0]["model_name"] is None

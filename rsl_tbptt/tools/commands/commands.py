@@ -6,9 +6,7 @@ are parsed. ``cli.command_parser`` reads the signatures.
 
 import io
 import json
-import re
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -19,22 +17,6 @@ from typing import Annotated, Any
 from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
 from rsl_tbptt.tools.platforms import PLATFORMS
-
-TARGETS = ("c", "legged_control2", "rl_sar", "unitree", "unitree_gym")
-"""The keys of ``rsl_tbptt.tools.robot.targets.TARGETS``, which is slow to import."""
-
-
-def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
-    """Read ``GROUP=CxHxW`` into the group, and channels, height and width.
-
-    Raises:
-        ArgumentTypeError: If it is something else.
-    """
-    group, _, size = argument.rpartition("=")
-    if not (group and re.fullmatch(r"\d+x\d+x\d+", size)):
-        raise ArgumentTypeError(f"{argument!r}, expected for example camera=3x64x64.")
-    return group, tuple(map(int, size.split("x")))
-
 
 RunFolder = Annotated[Path, "log folder of a training", {"metavar": "RUN"}]
 NEWEST = "model_<iteration>.pt, or RUN/latest for the newest"
@@ -54,11 +36,6 @@ EvaluatedBundle = Annotated[
     "evaluate this bundle of `rsl-tbptt export` instead",
     {"metavar": "BUNDLE"},
 ]
-TrustedForEvaluation = Annotated[
-    Sequence[str],
-    "also load this package's classes, or this bundle's C; repeatable",
-    {"action": "append", "metavar": "NAME"},
-]
 EvaluationFile = Annotated[
     Path | None,
     "JSON file to write (default: a new evaluation.json next to the checkpoint or in the bundle)",
@@ -67,19 +44,14 @@ MaxSteps = Annotated[
     int | None,
     "steps after which an unfinished episode counts as it stands (default: max_episode_length + 1)",
 ]
-ImageSizes = Annotated[
-    Sequence[tuple[str, tuple[int, ...]]],
-    "size of an image group; repeatable",
-    {"action": "append", "type": image_size, "metavar": "GROUP=CxHxW"},
-]
 ExportFolder = Annotated[
     Path | None,
     "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
 ]
 Targets = Annotated[
     Sequence[str],
-    "also write a folder for this program on robots, or C99 for microcontrollers (c); repeatable",
-    {"action": "append", "choices": TARGETS},
+    "also write a folder for this program on robots, rl_sar or unitree; repeatable",
+    {"action": "append", "metavar": "PROGRAM"},
 ]
 SingleInput = Annotated[bool, "let the ONNX file take one input, obs: all groups, joined"]
 Drawn = Annotated[bool, "draw the golden trajectory at random instead of simulating the task"]
@@ -257,9 +229,8 @@ def evaluate(
         Path | None, "checkpoint (default with --policy: the one next to the bundle)"
     ] = None,
     policy: EvaluatedBundle = None,
-    form: Annotated[str, "file of the bundle to run", {"choices": ("onnx", "c")}] = "onnx",
     agent: Agent = None,
-    trust: TrustedForEvaluation = (),
+    trust: Trust = (),
     output: EvaluationFile = None,
     where: Where,
     episodes: Annotated[int, "number of episodes, one per environment"] = 256,
@@ -275,23 +246,18 @@ def evaluate(
 
     if checkpoint is None and policy is None:
         raise ValueError("--checkpoint is missing, expected it or --policy.")
-    if form != "onnx" and policy is None:
-        raise ValueError(f"--form is {form}, expected it only next to --policy.")
     where.check()
     run = exported = None
     if policy is not None:
         from rsl_tbptt.tools.robot import bundle as bundles  # only a bundle needs onnxruntime
-        from rsl_tbptt.tools.robot.verify import check_trust
 
-        if form == "c":
-            check_trust(policy, trust)
         checkpoint = checkpoint or bundles.checkpoint_of(policy)
         if checkpoint is None:
             if agent is not None:
                 raise ValueError(f"--agent is {agent}, expected it only next to --checkpoint.")
-            run = bundles.LoneBundle(policy, form, where.platform_name)
+            run = bundles.LoneBundle(policy, where.platform_name)
         else:
-            exported = partial(bundles.exported_policy, policy, form)
+            exported = partial(bundles.exported_policy, policy)
     if run is None:
         assert checkpoint is not None
         run = where.run(checkpoint, agent, trust)
@@ -300,7 +266,7 @@ def evaluate(
     result = evaluation.evaluate(
         run,
         exported=exported,
-        form="checkpoint" if policy is None else form,
+        form="checkpoint" if policy is None else "onnx",
         episodes=episodes,
         max_steps=max_steps,
         seed=seed,
@@ -374,7 +340,6 @@ def export(
     checkpoint: Annotated[Path, NEWEST],
     agent: Agent = None,
     trust: Trust = (),
-    image: ImageSizes = (),
     output: ExportFolder = None,
     single_input: SingleInput = False,
     target: Targets = (),
@@ -395,7 +360,6 @@ def export(
     bundle = write_export(
         where.run(checkpoint, agent, trust),
         output,
-        images=dict(image),
         single_input=single_input,
         steps=steps,
         tolerance=tolerance,
@@ -421,7 +385,7 @@ def verify(
     *,
     trust: Annotated[
         Sequence[str],
-        "run this bundle's TorchScript and C, too",
+        "run this bundle's TorchScript, too",
         {"action": "append", "metavar": "BUNDLE"},
     ] = (),
     log: Annotated[

@@ -25,7 +25,7 @@ TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "memory": ("scipy", "yaml"),
-    "export": ("jinja2", "onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
+    "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "plan": ("yaml",),
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),

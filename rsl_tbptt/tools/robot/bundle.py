@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from rsl_tbptt.deploy import METADATA, Policy, join, read_metadata
 from rsl_tbptt.tools.platforms import PLATFORMS, load_platform
 from rsl_tbptt.tools.platforms.noted import NotedEnv
-from rsl_tbptt.tools.robot.c_code import CPolicy
 from rsl_tbptt.tools.simulate.evaluate import Start
 from rsl_tbptt.tools.simulate.policies import groups_of
 
@@ -22,19 +21,18 @@ MOST_APART = 1e-3
 class BundlePolicy:
     """A bundle's policy, stepped as on a robot, with one state per environment."""
 
-    def __init__(self, bundle: Path, form: str, groups: Sequence[str]) -> None:
+    def __init__(self, bundle: Path, groups: Sequence[str] = ()) -> None:
         """Load a bundle.
 
         Args:
-            bundle: The folder, which the user trusts if the form is "c".
-            form: "onnx" or "c".
+            bundle: The folder.
             groups: Names of the policy's observation groups in its order. They are needed if the
                 bundle does not know them, since its checkpoint did not show their widths.
 
         Raises:
-            ValueError: If the folder is not a bundle, or lacks that form.
+            ValueError: If the folder is not a bundle.
         """
-        self._policy: Any = CPolicy(bundle) if form == "c" else Policy(bundle)
+        self._policy = Policy(bundle)
         self._begin = self._policy.state
         known = self._policy.metadata["observation_groups"]
         self._groups, self._joins = [*(known or groups)], not known
@@ -66,18 +64,17 @@ class LoneBundle(BundlePolicy):
     A bundle may come from anybody: it names a known platform, a registered task, and numbers.
     """
 
-    def __init__(self, bundle: Path, form: str = "onnx", platform: str | None = None) -> None:
+    def __init__(self, bundle: Path, platform: str | None = None) -> None:
         """Load a bundle.
 
         Args:
-            bundle: The folder, which the user trusts if the form is "c".
-            form: "onnx" or "c".
+            bundle: The folder.
             platform: One of :data:`PLATFORMS`. None takes the bundle's.
 
         Raises:
-            ValueError: If the folder is not a bundle, lacks that form, or tells too little.
+            ValueError: If the folder is not a bundle, or tells too little.
         """
-        super().__init__(bundle, form, ())
+        super().__init__(bundle)
         metadata, self._file = self._policy.metadata, bundle.resolve() / METADATA
         self.checkpoint = self._file.with_name(_checkpoint_name(metadata, bundle))
         self._shapes = {n: each["shape"] for n, each in metadata["observation_groups"].items()}
@@ -89,8 +86,6 @@ class LoneBundle(BundlePolicy):
         self.obs_groups_2d = [name for name, shape in self._shapes.items() if len(shape) == 3]
         self.auxiliary: Mapping[str, Any] = {}
         self.clip_actions = _clip_actions(metadata["robot"].get("clip_actions"), self._file)
-        noted = metadata.get("simulation")
-        self._simulation: dict[str, Any] = noted if _is_simulation(noted) else {}
         self.platform = load_platform(platform or self._told("platform"))
 
     def trained_task(self) -> str:
@@ -102,10 +97,8 @@ class LoneBundle(BundlePolicy):
         return self._told("task")
 
     def noted_env(self, task: str | None) -> NotedEnv:
-        """Return what the training had changed in its task; nothing for another task."""
-        if task not in (None, self._simulation.get("task")):
-            return NotedEnv()
-        return NotedEnv(self._file, self._simulation.get("settings", {}))
+        """Return nothing: the registered task is simulated as it is."""
+        return NotedEnv()
 
     def check_observations(self, obs: TensorDict, task: str) -> None:
         """Check that a task gives the observations that the policy sees.
@@ -126,29 +119,20 @@ class LoneBundle(BundlePolicy):
         Raises:
             ValueError: If the bundle does not tell.
         """
-        if not self._simulation:
+        # Any other platform's task is the name of code.
+        platforms = [each for each in PLATFORMS if load_platform(each).TASKS is not None]
+        noted = self._policy.metadata.get("simulation")
+        entry = noted if isinstance(noted, dict) else {}
+        # Isaac Lab would import the module in front of a colon.
+        is_id = isinstance(entry.get("task"), str) and ":" not in entry["task"]
+        if not is_id or entry.get("platform") not in platforms:
             raise ValueError(
-                f"simulation is {self._policy.metadata.get('simulation')!r} in '{self._file}',"
-                f" expected a platform of {[*_simulated_on()]}, the id of a registered task, and"
-                " settings: name the checkpoint with --checkpoint, or for `evaluate` --platform and"
-                " --task (for rsl_rl alone --env), or export the policy again."
+                f"simulation is {noted!r} in '{self._file}', expected a platform of {platforms} and"
+                " the id of a registered task: name the checkpoint with --checkpoint, or for"
+                " `evaluate` --platform and --task (for rsl_rl alone --env), or export the policy"
+                " again."
             )
-        return self._simulation[name]
-
-
-def _simulated_on() -> list[str]:
-    """Return the platforms with registered tasks: any other task's name is that of code."""
-    return [name for name in PLATFORMS if load_platform(name).TASKS is not None]
-
-
-def _is_simulation(entry: Any) -> bool:
-    """Return whether an entry of ``policy.json`` tells how to simulate, and names no code."""
-    if not (isinstance(entry, dict) and entry.get("platform") in _simulated_on()):
-        return False
-    task = entry.get("task")
-    # Isaac Lab would import the module in front of a colon.
-    is_id = isinstance(task, str) and ":" not in task
-    return is_id and isinstance(entry.get("settings"), dict)
+        return entry[name]
 
 
 def _clip_actions(value: Any, file: Path) -> float | None:
@@ -165,19 +149,17 @@ def _clip_actions(value: Any, file: Path) -> float | None:
     return value
 
 
-def exported_policy(bundle: Path, form: str, start: Start) -> BundlePolicy:
+def exported_policy(bundle: Path, start: Start) -> BundlePolicy:
     """Load a bundle to act in place of its checkpoint, under whose name the result is written.
 
     Args:
-        bundle: The folder, which the user trusts if the form is "c".
-        form: "onnx" or "c".
+        bundle: The folder.
         start: The checkpoint's policy, and its environments.
 
     Raises:
-        ValueError: If the folder is not a bundle, lacks that form, or acts differently on the first
-            observations.
+        ValueError: If the folder is not a bundle, or acts differently on the first observations.
     """
-    policy = BundlePolicy(bundle, form, groups_of(start.policy))
+    policy = BundlePolicy(bundle, groups_of(start.policy))
     with torch.inference_mode():
         actions, expected = policy(start.obs), start.policy(start.obs)
     start.policy.reset()

@@ -34,28 +34,18 @@ from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.robot import golden
-from rsl_tbptt.tools.robot.c_code import Exported, of_actions
-from rsl_tbptt.tools.robot.runtime_configs import terms_of
-from rsl_tbptt.tools.robot.targets import TARGETS
+from rsl_tbptt.tools.robot.readme import readme
+from rsl_tbptt.tools.robot.runtime_configs import of_actions, terms_of
+from rsl_tbptt.tools.robot.targets import TARGETS, Exported, check_targets
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript, verify
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.evaluate import Start, started
-from rsl_tbptt.tools.simulate.policies import (
-    Images,
-    build_policy,
-    check_images,
-    groups_of,
-    saved_heads,
-    split_into_groups,
-)
-from rsl_tbptt.tools.templates import fill
+from rsl_tbptt.tools.simulate.policies import build_policy, groups_of, saved_heads
 
 MARK = b'"state_names"'
 """Bytes in the ``policy.json`` of every bundle."""
 OPSET = 18
 """The operator set that rsl_rl exports with; the file states the oldest equal one."""
-README = Path(__file__).with_name("readme.md.j2")
-"""Template for people who run the policy, filled with the content of ``policy.json``."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
 
 Groups = Mapping[str, torch.Tensor]
@@ -66,7 +56,6 @@ def export(
     run: Run,
     output: Path | None = None,
     *,
-    images: Images | None = None,
     single_input: bool = False,
     target: Sequence[str] = (),
     steps: int = 200,
@@ -81,14 +70,14 @@ def export(
         run: The policy.
         output: New folder, or that of an earlier export, whose files are replaced. None means a new
             ``exported/model_<iteration>`` next to the checkpoint.
-        images: Sizes of the image groups, which a checkpoint of rsl_rl alone does not have.
         single_input: Let ONNX take one ``obs`` of all groups joined.
         target: Names in :data:`rsl_tbptt.tools.robot.targets.TARGETS`; each gets a folder.
         steps: Length of the golden trajectory, at least 2.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
-        drawn: Draw its observations instead of simulating the policy's task. They are also drawn
-            if the platform is not installed, and for rsl_rl alone without ``task``.
+        drawn: Draw its observations instead of simulating the policy's task, from the shapes that
+            the checkpoint records. They are also drawn if the platform is not installed, and for
+            rsl_rl alone without ``task``.
         where: ``task``, ``overrides`` and ``device`` of the simulation; see
             :func:`rsl_tbptt.tools.simulate.evaluate.started`.
 
@@ -97,24 +86,26 @@ def export(
         large.
 
     Raises:
-        ValueError: If the policy does not fit its config, its task is unknown to its platform,
-            ``steps`` is below 2, nothing can be written to ``output``, or it has targets of an
-            earlier export that ``target`` does not name.
+        ValueError: If the policy does not fit its config, its task is unknown to its platform, an
+            option is wrong, nothing can be written to ``output``, or it has targets of an earlier
+            export that ``target`` does not name.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")
-    check_images(run, images or {})
+    check_targets(target)
     heads = saved_heads(run.auxiliary)
     output = _folder(run, output, target)
     if drawn or not _can_simulate(run, where.get("task")):
-        recorded = _drawn(run, images or {}, heads, steps, seed)
+        recorded = _drawn(run, heads, steps, seed)
     else:
         with started(run, num_envs=1, seed=seed, **where) as start:
             recorded = _simulated(start, heads, steps, seed)
     about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
+    robot = {name: v for name, v in [("clip_actions", run.clip_actions)] if v is not None}
+    robot |= run.robot
     forms = {"single_input": single_input, "targets": target}
     with tempfile.TemporaryDirectory() as name:
-        bundle = write_bundle(folder := Path(name), recorded, heads, _robot(run), about, **forms)
+        bundle = write_bundle(folder := Path(name), recorded, heads, robot, about, **forms)
         bundle["max_difference"] = differences = verify(folder, [folder])
         passed = all(each <= tolerance for each in differences.values())  # false for NaN
         if passed:
@@ -132,10 +123,11 @@ def _folder(run: Run, output: Path | None, target: Sequence[str]) -> Path:
     # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
     name = run.checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
     output = output_path(output, run.checkpoint.parent / "exported" / name, MARK, METADATA)
-    if kept := [name for name in TARGETS if name not in target and (output / name).is_dir()]:
+    folders = sorted(path.name for path in output.glob("*") if path.is_dir())
+    if kept := [name for name in folders if name not in target]:
         raise ValueError(
             f"{output} has the folders {kept} of an earlier export, expected --target for each:"
-            " they would keep the earlier policy. Name them, or another --output."
+            " they would keep the earlier policy. Name or delete them, or name another --output."
         )
     return output
 
@@ -147,38 +139,34 @@ def _can_simulate(run: Run, task: str | None) -> bool:
     return importlib.util.find_spec(run.platform.PACKAGES[0]) is not None
 
 
-def _robot(run: Run) -> dict[str, Any]:
-    """Return the properties of the robot, with the bound of actions from the training's config."""
-    bound = {} if run.clip_actions is None else {"clip_actions": run.clip_actions}
-    return {**bound, **run.robot}
-
-
 def _simulated(start: Start, heads: Mapping[str, nn.Module], steps: int, seed: int) -> Recorded:
     """Record a policy in its task."""
     source = f"one robot of {start.task}, noise included, seed {seed}"
     trajectory, platform = golden.record(start, heads, steps, seed), start.run.platform
-    simulation = {"platform": platform.name, "task": start.task}
-    simulation["settings"] = _finite(start.settings)
     is_id = platform.TASKS is not None  # those of rsl_rl alone name code
-    return Recorded(start.policy, trajectory, source, simulation=simulation if is_id else None)
+    simulation = {"platform": platform.name, "task": start.task} if is_id else None
+    return Recorded(start.policy, trajectory, source, simulation)
 
 
-def _drawn(
-    run: Run, images: Images, heads: Mapping[str, nn.Module], steps: int, seed: int
-) -> Recorded:
-    """Build a policy without an environment, and draw its observations."""
-    policy = build_policy(run, images=images)
-    names = [name for name in groups_of(policy) if name in policy.obs_groups]
-    shapes = {**run.shapes, **images}
-    groups = split_into_groups(names, torch.zeros(1, policy.obs_dim)).to_dict()
-    for name in groups_of(policy):
-        if name in shapes:
-            dtype = run.dtypes.get(name, torch.float32)
-            groups[name] = torch.zeros(1, *shapes[name], dtype=dtype)
+def _drawn(run: Run, heads: Mapping[str, nn.Module], steps: int, seed: int) -> Recorded:
+    """Build a policy without an environment, and draw its observations.
+
+    Raises:
+        ValueError: If the checkpoint does not record their shapes.
+    """
+    if missing := [name for name in run.groups if name not in run.shapes]:
+        raise ValueError(
+            f"{run.checkpoint} does not record the shapes of {missing}, expected an environment"
+            " that shows them: name its task with --task, or with --env for rsl_rl alone."
+        )
+    policy = build_policy(run)
+    groups = {
+        name: torch.zeros(1, *run.shapes[name], dtype=run.dtypes.get(name, torch.float32))
+        for name in groups_of(policy)
+    }
     trajectory = golden.draw(policy, heads, groups, steps, seed)
-    knows_widths = len(run.groups) == 1 or {*run.groups} <= {*run.shapes}
     source = "drawn, with mean and deviation of the policy's normaliser if it has one"
-    return Recorded(policy, trajectory, source, knows_widths)
+    return Recorded(policy, trajectory, source)
 
 
 def _publish(folder: Path, output: Path) -> None:
@@ -211,6 +199,9 @@ def onnx_model(step: OneStep) -> onnx.ModelProto:
     optimizer.optimize(program.model, input_size_limit=size, output_size_limit=size)
     ClearMetadataAndDocStringPass()(program.model)  # stack traces, with paths on this machine
     nodes = [node for node in program.model.graph.all_nodes() if not node.domain]
+    for node in nodes:  # GRUs that are forward need not say so, and emx-onnx-cgen 1.4 refuses it
+        if node.op_type == "GRU" and node.attributes["direction"].value == "forward":
+            node.attributes.pop("direction")
     # An operator is the same in all sets since the one that last changed it.
     opset = max(onnx.defs.get_schema(node.op_type, OPSET).since_version for node in nodes)
     program.model.opset_imports[""] = opset
@@ -224,10 +215,10 @@ def _versions_of(model: onnx.ModelProto) -> dict[str, int]:
     return {"opset": opsets[""], "ir_version": model.ir_version}
 
 
-def export_torchscript(policy: MLPModel, groups: Groups, path: Path) -> None:
+def export_torchscript(step: OneStep, path: Path) -> None:
     """Write a policy as TorchScript: one tensor in, one out, the state inside."""
     with torchscript():
-        torch.jit.script(StatefulPolicy(policy, groups).eval()).save(str(path))
+        torch.jit.script(StatefulPolicy(step).eval()).save(str(path))
 
 
 @dataclass(frozen=True)
@@ -238,11 +229,8 @@ class Recorded:
     trajectory: golden.Trajectory
     source: str
     """Origin of the trajectory, as text for people."""
-    knows_widths: bool = True
-    """False if only the groups' total width is known. The widths in the trajectory are then
-    arbitrary ones with that total, and ONNX takes a single ``obs``."""
-    simulation: Mapping[str, Any] | None = None
-    """Platform, registered task and ``settings`` to simulate it; None if they are not known."""
+    simulation: Mapping[str, str] | None = None
+    """Platform and registered task to simulate it; None if they are not known."""
 
 
 def write_bundle(
@@ -269,30 +257,28 @@ def write_bundle(
     Returns:
         The content of ``policy.json``.
     """
-    policy, trajectory, knows_widths = recorded.policy, recorded.trajectory, recorded.knows_widths
+    policy, trajectory = recorded.policy, recorded.trajectory
     groups = {name: torch.from_numpy(each[:1]) for name, each in groups_in(trajectory).items()}
-    step = OneStep(policy, groups, heads, single_input=single_input or not knows_widths)
+    step = OneStep(policy, groups, heads)
     source = f"{len(trajectory['reset'])} steps, {recorded.source}"
-    model = onnx_model(step)
     about = {**about, "trained_as": type(policy).__name__, "golden": source}
-    about |= {"simulation": recorded.simulation, "onnx": _versions_of(model)}
-    metadata = describe(step, groups if knows_widths else {}, robot, about)
-    onnx.save(_with_metadata(model, metadata), folder / ONNX)
+    about["simulation"] = recorded.simulation
+
+    def written(step: OneStep) -> tuple[onnx.ModelProto, dict[str, Any]]:
+        model = onnx_model(step)
+        metadata = describe(step, groups, robot, {**about, "onnx": _versions_of(model)})
+        return _with_metadata(model, metadata), metadata
+
+    model, metadata = written(step.joined() if single_input else step)
+    onnx.save(model, folder / ONNX)
     if hasattr(torch.jit, "script"):
-        export_torchscript(policy, groups, folder / TORCHSCRIPT)
+        export_torchscript(step, folder / TORCHSCRIPT)
     if targets:
-        joined = onnx_model(OneStep(policy, groups, heads, single_input=True))
-        joined = _with_metadata(joined, metadata)
-        of_joined = {**metadata, "onnx": _versions_of(joined)}
-        exported = Exported(joined, folder / TORCHSCRIPT, of_joined, trajectory)
+        exported = Exported(*written(step.joined()), folder / TORCHSCRIPT)
         for name in dict.fromkeys(targets):
             TARGETS[name](folder / name, exported)
-    if not knows_widths:
-        joined = [each.reshape(len(each), -1) for each in groups_in(trajectory).values()]
-        others = {name: each for name, each in trajectory.items() if not name.startswith("obs/")}
-        trajectory = {"obs/obs": np.concatenate(joined, axis=1), **others}
     np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)
-    (folder / "README.md").write_text(fill(README, **metadata), encoding="utf-8")
+    (folder / "README.md").write_text(readme(metadata), encoding="utf-8")
     write_json(folder / METADATA, metadata)
     return metadata
 
@@ -353,8 +339,6 @@ def _finite(value: Any) -> Any:
 def _normalizer(policy: MLPModel, groups: Groups) -> dict[str, Any]:
     """Return the mean and the divisor of each normalised group, (D,) each."""
     normalizer: Any = policy.obs_normalizer
-    if not groups:
-        return {}
     return {
         name: {"mean": mean[0].tolist(), "divisor": (std[0] + normalizer.eps).tolist()}
         for name, (mean, std) in golden.seen_by_normalizer(policy, groups).items()

@@ -7,7 +7,8 @@ the terms of a group before noise, clip, scale and history, if the environment h
 (T, D), the predictions of an auxiliary head.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from rsl_tbptt.checkpoints.robot import observation_terms
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models.one_step import STATES, recorded_latents
-from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.simulate.evaluate import Start
 from rsl_tbptt.tools.simulate.policies import groups_of
 
@@ -39,14 +39,14 @@ def record(start: Start, heads: Mapping[str, nn.Module], num_steps: int, seed: i
     Returns:
         The trajectory.
     """
-    raw = _record_terms(start.env.unwrapped if hasattr(start.env, "unwrapped") else start.env)
-    first = start.run.platform.restart(start.env, seed)
 
     def step(actions: torch.Tensor) -> tuple[TensorDict, bool]:
         obs, _, dones, _ = start.env.step(actions)
         return obs, bool(dones[0])
 
-    return _run(start.policy, heads, num_steps, first, step, raw)
+    with recorded_terms(getattr(start.env, "unwrapped", start.env)) as terms:
+        first = start.run.platform.restart(start.env, seed)
+        return _run(start.policy, heads, num_steps, first, step, terms)
 
 
 def draw(
@@ -88,7 +88,7 @@ def draw(
             obs[name] = values.to(like.dtype)
         return TensorDict(obs, batch_size=[1])
 
-    return _run(policy, heads, num_steps, draw_one(), lambda _: (draw_one(), False), dict)
+    return _run(policy, heads, num_steps, draw_one(), lambda _: (draw_one(), False), {})
 
 
 @torch.inference_mode()
@@ -98,16 +98,16 @@ def _run(
     num_steps: int,
     obs: TensorDict,
     step: Callable[[torch.Tensor], tuple[TensorDict, bool]],
-    raw: Callable[[], Mapping[str, torch.Tensor]],
+    terms: Mapping[str, torch.Tensor],
 ) -> Trajectory:
     """Run a policy; ``step`` returns the next observations and whether an episode starts."""
     starts, rows = True, []
-    for number in track(range(num_steps), "steps of the golden trajectory"):
+    for number in range(num_steps):
         starts = starts or number == num_steps // 2
         if starts:
             policy.reset()
         row = {f"obs/{name}": obs[name] for name in groups_of(policy)}
-        row |= {f"raw/{name}": value for name, value in raw().items()}
+        row |= {f"raw/{name}": value for name, value in terms.items()}
         with recorded_latents(policy) as latents:
             row["actions"] = policy(obs)
         state = as_tensors(policy.get_hidden_state()) if policy.is_recurrent else ()
@@ -119,13 +119,19 @@ def _run(
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _record_terms(env: Any) -> Callable[[], dict[str, torch.Tensor]]:
-    """Make an environment's managers keep their terms' values; return a function to read them."""
-    manager, last = getattr(env, "observation_manager", None), {}
-    for group in manager.active_terms if manager is not None else ():
+@contextmanager
+def recorded_terms(env: Any) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Yield the last values of the terms of an environment's observation manager, if it has one."""
+    manager, last, functions = getattr(env, "observation_manager", None), {}, []
+    for group in getattr(manager, "active_terms", ()):
         for name, cfg in observation_terms(manager, group).items():
+            functions.append((cfg, cfg.func))
             cfg.func = _Recorder(cfg.func, last, f"{group}/{name}")
-    return lambda: last
+    try:
+        yield last
+    finally:
+        for cfg, func in functions:
+            cfg.func = func
 
 
 class _Recorder:

@@ -1,4 +1,4 @@
-"""Write configs that programs on robots read, and find what these do not do as training did.
+"""Write config files for robot programs, and list where a program would differ from training.
 
 The values come from the checkpoint; nothing is guessed. If a value is missing or the program has no
 form for it, a key that the program needs is null, so that the program refuses the file. Comments in
@@ -8,14 +8,13 @@ rl_sar's state machine gets up, lies down and holds the robot in the order of it
 ``joint_mapping`` says. So all that it reads has that order, observations and actions too.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from rsl_tbptt.tools.robot.c_code import of_actions, per_action
 
 Metadata = Mapping[str, Any]
 """Content of ``policy.json``."""
@@ -23,7 +22,6 @@ Config = tuple[dict[str, Any], list[str]]
 """Values by key, None if unknown, and texts that say what is missing."""
 
 OBSERVATIONS = {
-    "base_lin_vel": (None, None),  # rl_sar has lin_vel, but never fills it
     "base_ang_vel": ("ang_vel", "base_ang_vel"),
     "projected_gravity": ("gravity_vec", "projected_gravity"),
     "generated_commands": ("commands", "velocity_commands"),
@@ -31,38 +29,31 @@ OBSERVATIONS = {
     "joint_vel_rel": ("dof_vel", "joint_vel_rel"),
     "last_action": ("actions", "last_action"),
 }
-"""Names of observations in rl_sar and in Unitree's programs, by Isaac Lab's and mjlab's functions;
-None if the program has no such observation."""
+"""Names of observations in rl_sar and in Unitree's programs, by Isaac Lab's and mjlab's functions.
+
+rl_sar has lin_vel, too, but never fills it."""
 JOINT_TERMS = ("joint_pos_rel", "joint_vel_rel", "last_action")
 """Functions that return a number for each joint."""
-SENSORS = {"imu_ang_vel": "base_ang_vel", "imu_lin_vel": "base_lin_vel"}
-"""Functions that mjlab's sensors stand for, by the names of the sensors."""
 PARAMETERS = ("command_name", "action_name", "sensor_name", "biased")
 """Parameters of functions that programs can do without, or that are looked at."""
 JOYSTICK = {"lin_vel_x", "lin_vel_y", "ang_vel_z"}
 """Ranges of the command that the programs take from a joystick."""
 
 
-def write_config(
-    path: Path,
-    metadata: Metadata,
-    config: Callable[[Metadata], Config],
-    gate: str,
-    under: str | None = None,
-) -> None:
+def write_yaml(path: Path, metadata: Metadata, config: Config, gate: str, under: str = "") -> None:
     """Write a program's config as YAML.
 
     Args:
         path: The file.
         metadata: Content of ``policy.json``.
-        config: Returns values and what is missing.
+        config: Values and what is missing.
         gate: Key that is null if something is missing, so that the program refuses the file. If it
             were left out, rl_sar would keep the previous policy's value.
         under: Key that all values stand under.
     """
     import yaml
 
-    values, missing = config(metadata)
+    values, missing = config
     step_dt = metadata["robot"].get("step_dt", "unknown")
     lines = [f"# {metadata['checkpoint']}, trained with a control step of {step_dt} s."]
     if missing:
@@ -71,7 +62,7 @@ def write_config(
         lines += [f"# Then write {gate}: {values[gate] or '...'}"]
         values[gate] = None
     known = {k: v for k, v in values.items() if v is not None or k == gate}
-    content = known if under is None else {under: known}
+    content = {under: known} if under else known
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*lines, text]), encoding="utf-8")
@@ -81,31 +72,22 @@ def unitree_config(metadata: Metadata) -> Config:
     """Return a ``deploy.yaml`` for unitree_rl_lab and unitree_rl_mjlab.
 
     Stiffness and damping are in the order of motors, all else in the order of actions.
-
-    Raises:
-        ValueError: If two observations have the same name there.
     """
-    robot, missing = metadata["robot"], missing_for(metadata, 1)
+    robot, missing = metadata["robot"], missing_for(metadata)
     terms, names, joints = terms_of(metadata), names_in(metadata, 1), moved_joints(robot)
     if len({*names}) < len(names):
-        raise ValueError(
-            f"Observations for the target 'unitree' are {names}, expected each once: its"
-            " deploy.yaml tells them apart by name."
-        )
-    if any(group.get("history_order") == "time" for group in _groups(metadata)):
-        missing.append("training joins histories by time, the program term by term")
+        missing.append(f"observations are {names}, expected each once: the program goes by name")
     if (limit := robot.get("clip_actions")) is not None:
         missing.append(f"training clips actions at {limit}, the program does not")
     for term in terms:
         of_term = [*joints_of(term, robot)]
-        if function_of(term) in ("joint_vel_rel", "last_action") and of_term != joints:
+        if function_of(term) in JOINT_TERMS and of_term != joints:
             missing.append(f"{term['name']} has {of_term}, the program {joints} in this order")
     sdk_names = robot.get("joint_sdk_names", [])
     motors = [sdk_names.index(joint) for joint in joints] if {*joints} <= {*sdk_names} else None
-    commands = (term for term in terms if function_of(term) == "generated_commands")
-    ranges = next((_ranges(term, robot) for term in commands), None)
+    ranges = next(filter(None, (_ranges(term, robot) for term in terms)), None)
     observations = {
-        name: {"params": _params(term, robot), "clip": term["clip"], "scale": scale_of(term)}
+        name: {"params": {}, "clip": term["clip"], "scale": scale_of(term)}
         | {"history_length": history(term)}
         for name, term in zip(names, terms, strict=True)
     }
@@ -128,25 +110,14 @@ def unitree_config(metadata: Metadata) -> Config:
     return values, missing
 
 
-def _params(term: Mapping[str, Any], robot: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Unitree's programs need to know of a term's joints: none of it, or their places.
-
-    unitree_rl_lab looks at it for positions alone.
-    """
-    joints, of_term = moved_joints(robot), [*joints_of(term, robot)]
-    if function_of(term) != "joint_pos_rel" or of_term == joints or not {*of_term} <= {*joints}:
-        return {}
-    return {"asset_cfg": {"joint_ids": [joints.index(joint) for joint in of_term]}}
-
-
 def rl_sar_config(metadata: Metadata) -> Config:
     """Return a ``config.yaml`` for rl_sar, with all arrays in the order of motors.
 
     rl_sar clips after it scales, adds the default positions to all actions, and has one scale for
     each kind of observation.
     """
-    robot, terms, missing = metadata["robot"], terms_of(metadata), missing_for(metadata, 0)
-    joints, length = motors(metadata)[0], _history(terms)
+    robot, terms, missing = metadata["robot"], terms_of(metadata), missing_for(metadata)
+    joints, length = motors(metadata)[0], max(map(history, terms), default=1)
     sdk_names = robot.get("joint_sdk_names", [])
     if sdk_names and sdk_names[: len(joints)] != joints:
         missing.append(f"the policy moves {joints}, expected the first motors of {sdk_names}")
@@ -154,8 +125,8 @@ def rl_sar_config(metadata: Metadata) -> Config:
         missing.append(f"clip_obs: training clips before it scales, {clips}")
     if "name" not in robot:
         missing.append("ROBOT, in this path and below, stands for rl_sar's name of the robot")
-    defaults, offsets = of_joints(robot, "default_joint_pos", joints), by_joint(robot, "offset")
-    offset = [offsets.get(joint) for joint in joints]
+    defaults = of_joints(robot, "default_joint_pos", joints)
+    offset = [by_joint(robot, "offset").get(joint) for joint in joints]
     if defaults and offset != defaults:
         missing.append(f"offsets of actions are {offset}, rl_sar adds default_dof_pos")
     if any(action["clip"] is not None for action in robot.get("actions", ())):
@@ -188,18 +159,14 @@ def rl_sar_config(metadata: Metadata) -> Config:
 
 
 def _scales(metadata: Metadata, missing: list[str]) -> dict[str, Any]:
+    """Return rl_sar's keys of scales; it has one for all numbers but those of commands."""
     scales: dict[str, Any] = {}
-    names, terms = names_in(metadata, 0), terms_of(metadata)
-    for term, name in zip(terms, names, strict=True):
-        numbers = scale_of(term)
-        key, scale = f"{name}_scale", numbers if name == "commands" else numbers[0]
-        has_key = name in ("commands", "ang_vel", "dof_pos", "dof_vel")
-        if not has_key and {*numbers} != {1.0}:
-            missing.append(f"{term['name']} is scaled by {numbers}, which rl_sar has no key for")
-        elif name != "commands" and len({*numbers}) > 1:
-            missing.append(f"{term['name']} is scaled by {numbers}, rl_sar has one for all")
-        elif has_key and scales.setdefault(key, scale) != scale:
-            missing.append(f"{key} is {scales[key]} and {scale}, rl_sar has one for all")
+    for term, name in zip(terms_of(metadata), names_in(metadata, 0), strict=True):
+        numbers, has_key = scale_of(term), name in ("commands", "ang_vel", "dof_pos", "dof_vel")
+        scale = numbers if name == "commands" else numbers[0]
+        known = scales.setdefault(f"{name}_scale", scale) if has_key else 1.0
+        if known != scale or (name != "commands" and len({*numbers}) > 1):
+            missing.append(f"{term['name']} is scaled by {numbers}, rl_sar by {known}")
     return scales
 
 
@@ -210,14 +177,9 @@ def motors(metadata: Metadata) -> tuple[list[str], np.ndarray]:
     """
     joints, robot = moved_joints(metadata["robot"]), metadata["robot"]
     sdk_names = robot.get("joint_sdk_names", ())
-    is_known = {*joints} <= {*sdk_names}
-    order = sorted(joints, key=sdk_names.index) if is_known else joints
+    order = sorted(joints, key=sdk_names.index) if {*joints} <= {*sdk_names} else joints
     places = [joints.index(joint) for joint in order]
     return order, np.array(places or range(metadata["outputs"]["actions"]["shape"][0]))
-
-
-def _history(terms: list[Any]) -> int:
-    return max(map(history, terms), default=1)
 
 
 def _widths(metadata: Metadata) -> dict[str, int]:
@@ -240,62 +202,48 @@ def observation_order(metadata: Metadata) -> np.ndarray:
         A row for each of the first steps of an episode: what rl_sar has not seen yet is taken from
         its first observation. The last row holds from then on. Shape: (H, D).
     """
-    groups = metadata["observation_groups"].values()
-    if not groups or not all("terms" in group for group in groups):
+    if not _tells_terms(metadata):
         return np.arange(sum(math.prod(i["shape"]) for i in metadata["inputs"].values()))[None]
-    joints, robot = motors(metadata)[0], metadata["robot"]
-    length, widths = _history(terms_of(metadata)), _widths(metadata)
-    ends = np.cumsum([*widths.values()]) * length
-    begins = dict(zip(widths, [0, *ends], strict=False))
-    names = iter(names_in(metadata, 0))
+    joints, robot, terms = motors(metadata)[0], metadata["robot"], terms_of(metadata)
+    length, widths = max(map(history, terms), default=1), _widths(metadata)
+    starts = itertools.accumulate((width * length for width in widths.values()), initial=0)
+    begins = dict(zip(widths, starts, strict=False))
 
     def places(term: Mapping[str, Any], name: str, first: int) -> np.ndarray:
-        """Return places in a term's history, shape (steps, numbers)."""
+        """Return the places of a term's numbers, step by step."""
         selected = [joints.index(each) for each in joints_of(term, robot) if each in joints]
         if len(selected) != width_of(term):
             selected = [*range(width_of(term))]
         steps = np.maximum(np.arange(length - history(term), length), first)
-        return begins[name] + steps[:, None] * widths[name] + np.array(selected)
+        return (begins[name] + steps[:, None] * widths[name] + np.array(selected)).ravel()
 
-    named = [[(term, next(names)) for term in group["terms"]] for group in groups]
-    rows = []
-    for first in reversed(range(length)):
-        row = []
-        for group, terms in zip(groups, named, strict=True):
-            parts = [places(term, name, first) for term, name in terms]
-            by_time = group.get("history_order") == "time"
-            row += [np.concatenate(parts, axis=1)] if by_time else parts
-        rows.append(np.concatenate([each.ravel() for each in row]))
-    return np.stack(rows)
+    named = [*zip(terms, names_in(metadata, 0), strict=True)]
+    firsts = reversed(range(length))
+    return np.stack([np.concatenate([places(*each, first) for each in named]) for first in firsts])
 
 
-def missing_for(metadata: Metadata, program: int) -> list[str]:
-    """Return what a program needs and the checkpoint does not have, or the program cannot do.
-
-    Args:
-        metadata: Content of ``policy.json``.
-        program: 0 for rl_sar, 1 for Unitree's.
-    """
+def missing_for(metadata: Metadata) -> list[str]:
+    """Return what both programs need and the checkpoint does not have, or neither can do."""
     robot, terms = metadata["robot"], terms_of(metadata)
     keys = ("step_dt", "default_joint_pos", "joint_stiffness", "joint_damping")
     missing = [f"{key} is not known" for key in keys if key not in robot]
-    if not _groups(metadata) or not all("terms" in group for group in _groups(metadata)):
-        missing.append("not every observation group tells its terms")
+    if not _tells_terms(metadata):
+        missing.append("not every observation group tells its terms, with their parameters")
+    if any(
+        group.get("history_order") == "time" for group in metadata["observation_groups"].values()
+    ):
+        missing.append("training joins histories by time, the program term by term")
     if modified := [term["name"] for term in terms if term.get("modifiers")]:
         missing.append(f"what the modifiers of {modified} do, which no program knows")
     missing += [
-        f"the program has no observation like {term['name']}, or never fills it: train without it,"
-        " or add it there"
+        f"the program has no observation like {term['name']}: train without it, or add it there"
         for term in terms
-        if not OBSERVATIONS.get(function_of(term), (None, None))[program]
+        if function_of(term) not in OBSERVATIONS
     ]
-    missing += unknown_parameters(metadata)
+    missing += _unknown_parameters(metadata)
     joints, moved = robot.get("joint_names", []), moved_joints(robot)
     if not moved or not {*moved} <= {*robot.get("joint_sdk_names", ())}:
-        missing.append(
-            f"the motor of each joint, the joints being {moved}: describe_robot() can return"
-            " joint_sdk_names"
-        )
+        missing.append(f"the motors of {moved}: describe_robot() can return joint_sdk_names")
     kinds = [action["kind"] for action in robot.get("actions", ())]
     if kinds != ["JointPositionAction"] or sorted(moved) != sorted(joints):
         missing.append(f"actions are {kinds} of {moved}, expected positions of all {joints}")
@@ -304,49 +252,37 @@ def missing_for(metadata: Metadata, program: int) -> list[str]:
     return missing
 
 
-def unknown_parameters(metadata: Metadata) -> Iterator[str]:
+def _unknown_parameters(metadata: Metadata) -> Iterator[str]:
     """Yield parameters of terms that change what they return in a way that no program knows."""
-    robot, known = metadata["robot"], {*PARAMETERS}
+    robot, joints = metadata["robot"], moved_joints(metadata["robot"])
     entities = [action["entity"] for action in robot.get("actions", ()) if action.get("entity")]
-    joints = moved_joints(robot)
     for term in terms_of(metadata):
         name, function = term["name"], function_of(term)
         if function not in OBSERVATIONS:
             continue
-        if "parameters" not in term:
-            yield (
-                f"which joints {name} selects, and its other parameters: the checkpoint is of an"
-                " earlier release, which did not record them"
-            )
         for key, value in term.get("parameters", {}).items():
-            is_entity = isinstance(value, Mapping) and "entity" in value
-            is_other = is_entity and entities and value["entity"] not in entities
-            if is_other or not (is_entity or key in known):
+            entity = value.get("entity") if isinstance(value, Mapping) else None
+            is_other = entity is None or (entities and entity not in entities)
+            if is_other and key not in PARAMETERS:
                 yield f"{name} has the parameter {key}: {value}, which no program knows"
         of_term = [*joints_of(term, robot)]
         if function in JOINT_TERMS and not (of_term and {*of_term} <= {*joints}):
             yield f"{name} has the joints {of_term}, expected some of those of actions, {joints}"
         if function == "generated_commands" and _ranges(term, robot) is None:
-            yield (
-                f"{name} is not known to be a velocity, a command with the ranges"
-                f" {sorted(JOYSTICK)}: the program takes it from a joystick"
-            )
+            yield f"{name} is not known to be a velocity with the ranges {sorted(JOYSTICK)}"
 
 
 def names_in(metadata: Metadata, program: int) -> list[str]:
-    """Return a program's names of the terms; terms that it does not know keep theirs."""
-    unknown = (None, None)
-    return [
-        OBSERVATIONS.get(function_of(term), unknown)[program] or term["name"]
-        for term in terms_of(metadata)
-    ]
+    """Return the names of terms in rl_sar (0) or in Unitree's programs (1), if these know them."""
+    terms = terms_of(metadata)
+    return [OBSERVATIONS.get(function_of(term), (term["name"],) * 2)[program] for term in terms]
 
 
 def function_of(term: Mapping[str, Any]) -> str:
     """Return the function of a term, or the one that a sensor of mjlab stands for."""
     function = term.get("function", term["name"])
     sensor = str(term.get("parameters", {}).get("sensor_name", "")).split("/")[-1]
-    return SENSORS.get(sensor, function) if function == "builtin_sensor" else function
+    return "base_ang_vel" if (function, sensor) == ("builtin_sensor", "imu_ang_vel") else function
 
 
 def joints_of(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Sequence[str]:
@@ -380,13 +316,28 @@ def by_joint(robot: Mapping[str, Any], name: str) -> dict[str, float]:
     return dict(zip(moved_joints(robot), of_actions(robot, name) or (), strict=False))
 
 
+def per_action(value: Any, width: int) -> Any:
+    """Return one number per action: repeats a single number, keeps a list or None."""
+    return [float(value)] * width if isinstance(value, (int, float)) else value
+
+
+def of_actions(robot: Mapping[str, Any], name: str) -> list[float] | None:
+    """Return the scale or offset of every action in order; None if one is not known."""
+    values = [per_action(action[name], action["width"]) for action in robot.get("actions", ())]
+    return [*itertools.chain(*values)] if values and None not in values else None
+
+
 def terms_of(metadata: Metadata) -> list[Any]:
     """Return the terms of all observation groups in their order."""
-    return [term for group in _groups(metadata) for term in group.get("terms", ())]
+    return [
+        term for group in metadata["observation_groups"].values() for term in group.get("terms", ())
+    ]
 
 
-def _groups(metadata: Metadata) -> list[Any]:
-    return [*metadata["observation_groups"].values()]
+def _tells_terms(metadata: Metadata) -> bool:
+    """Return whether all terms are known; earlier releases did not record their parameters."""
+    groups = metadata["observation_groups"].values()
+    return bool(groups) and all("parameters" in t for g in groups for t in g.get("terms", [{}]))
 
 
 def history(term: Mapping[str, Any]) -> int:
@@ -413,8 +364,6 @@ def _ranges(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Mapping[str, A
 
 def _by_motor(robot: Mapping[str, Any], key: str) -> list[float] | None:
     """Return a gain for each motor, 0 for motors that the policy does not move."""
-    sdk_names, joints = robot.get("joint_sdk_names", []), robot.get("joint_names", ())
-    if key not in robot or not {*joints} <= {*sdk_names}:
-        return None
-    gains = dict(zip(joints, robot[key], strict=True))
-    return [gains.get(motor, 0.0) for motor in sdk_names]
+    gains = dict(zip(robot.get("joint_names", ()), robot.get(key, ()), strict=False))
+    values = [gains.get(motor, 0.0) for motor in robot.get("joint_sdk_names", ())]
+    return values if values and gains else None

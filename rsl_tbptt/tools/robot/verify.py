@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.deploy import GOLDEN, METADATA, Policy, groups_in, join
-from rsl_tbptt.tools.progress import track
-from rsl_tbptt.tools.robot.c_code import run_c
+from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, Policy, groups_in, join
 
 TORCHSCRIPT = "policy.pt"
 
@@ -21,73 +19,46 @@ def is_trusted(bundle: Path, trust: Sequence[str | Path]) -> bool:
     return any(Path(each).resolve() == bundle.resolve() for each in trust)
 
 
-def check_trust(bundle: Path, trust: Sequence[str | Path]) -> None:
-    """Check that a bundle's code may run.
-
-    Raises:
-        ValueError: If the user does not trust it.
-    """
-    if not is_trusted(bundle, trust):
-        raise ValueError(
-            f"trust is {[*map(str, trust)]}, expected '{bundle}' in it: C and TorchScript of a"
-            " bundle are code, which runs only if you trust it. If you do, add --trust"
-            f" {bundle}, in Python trust=[...]."
-        )
-
-
 def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
-    """Replay the golden trajectory of a bundle in all its forms.
+    """Replay the golden trajectory of a bundle in all its files.
 
-    C and TorchScript are code: TorchScript can write files, even while it is loaded.
+    TorchScript is code, which can write files even while it is loaded.
 
     Args:
         bundle: The folder.
-        trust: What the user trusts; the bundle's C and TorchScript run only if it is named.
+        trust: What the user trusts; the bundle's TorchScript runs only if it is named.
 
     Returns:
-        The largest difference of an action by form: ``onnx``; ``torchscript`` if the bundle has it;
-        and each target by its name, with C code only if there is a C compiler. Also the largest
-        difference of each auxiliary head's prediction in ONNX, by the head's name.
+        The largest difference of an action: ``onnx``; ``torchscript`` if the bundle has it; and
+        that of each target by its name. Also the largest difference of each auxiliary head's
+        prediction in ONNX, by the head's name.
 
     Raises:
         ValueError: If the folder is not a bundle, or a file in it is another policy's.
     """
-    policy, runs_code = Policy(bundle), is_trusted(bundle, trust)
-    golden = read_golden(bundle / GOLDEN)
+    policy, golden = Policy(bundle), read_golden(bundle / GOLDEN)
     _check_complete(golden, bundle / GOLDEN)
     heads = [name for name in policy.metadata["outputs"] if name in golden and name != "actions"]
     found = run_onnx(policy, golden, ("actions", *heads))
-    differences = {"onnx": largest_difference(found["actions"], golden["actions"])}
-    if runs_code and (bundle / TORCHSCRIPT).exists():
-        actions = run_torchscript(bundle / TORCHSCRIPT, golden)
-        differences["torchscript"] = largest_difference(actions, golden["actions"])
-    differences |= _verify_targets(bundle, golden, runs_code)
+    actions = {bundle / ONNX: found["actions"]}
+    for folder in sorted({path.parent for path in bundle.rglob(METADATA)} - {bundle}):
+        actions[folder / ONNX] = run_onnx(Policy(folder), golden, ("actions",))["actions"]
+    if is_trusted(bundle, trust):
+        actions |= {
+            bundle / name: run_torchscript(bundle / name, golden) for name in code_in(bundle)
+        }
+    differences: dict[str, float] = {}
+    for path, each in actions.items():
+        form = "onnx" if path.name == ONNX else "torchscript"
+        name = form if path.parent == bundle else path.relative_to(bundle).parts[0]
+        difference = largest_difference(each, golden["actions"])
+        differences[name] = float(np.maximum(differences.get(name, 0.0), difference))  # NaN stays
     return differences | {name: largest_difference(found[name], golden[name]) for name in heads}
-
-
-def _verify_targets(
-    bundle: Path, golden: Mapping[str, np.ndarray], runs_code: bool
-) -> dict[str, float]:
-    """Return the largest difference of an action by target."""
-    found = {}
-    for folder in sorted(path for path in bundle.iterdir() if path.is_dir()):
-        actions = []
-        if (folder / METADATA).exists():
-            actions.append(run_onnx(Policy(folder), golden, ("actions",))["actions"])
-        if runs_code:
-            actions += [run_torchscript(path, golden) for path in folder.rglob("*.pt")]
-            in_c = [run_c(path.parent, golden) for path in folder.rglob("policy.c")]
-            actions += [each for each in in_c if each is not None]
-        differences = [largest_difference(each, golden["actions"]) for each in actions]
-        if differences:
-            found[folder.name] = float(np.max(differences))  # NaN if one is
-    return found
 
 
 def code_in(bundle: Path) -> list[str]:
     """Return the names of a bundle's files that :func:`verify` runs only if it is trusted."""
-    files = [*bundle.rglob("*.pt"), *bundle.rglob("policy.c")]
-    return sorted(str(path.relative_to(bundle)) for path in files)
+    return sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*.pt"))
 
 
 def read_golden(path: Path) -> dict[str, np.ndarray]:
@@ -123,7 +94,7 @@ def run_onnx(
 ) -> dict[str, np.ndarray]:
     """Return outputs of the stepper over a trajectory, shape (T, ...) each."""
     groups, rows = groups_in(golden), []
-    for step, starts in enumerate(track(golden["reset"], "steps in ONNX")):
+    for step, starts in enumerate(golden["reset"]):
         if starts:
             policy.reset()
         policy.step({name: values[step] for name, values in groups.items()})
@@ -142,7 +113,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
     try:
         with torchscript():
             module: Any = torch.jit.load(str(path))
-        for step, starts in enumerate(track(golden["reset"], "steps in TorchScript")):
+        for step, starts in enumerate(golden["reset"]):
             if starts:
                 module.reset()
             seen = join([values[step] for values in groups.values()])

@@ -1,14 +1,15 @@
-/* {{ checkpoint }} behind the interface of unitree_rl_lab and unitree_rl_mjlab.
+/* $checkpoint behind the interface of unitree_rl_lab and unitree_rl_mjlab.
  * Include it below isaaclab/algorithms/algorithms.h. */
 #pragma once
-
-#include "policy.h"
 
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+/* What emx-onnx-cgen writes with `--model-name policy_step`: docs/howto/runtimes.md. */
+extern "C" void policy_step($parameters);
 
 namespace isaaclab {
 
@@ -17,20 +18,20 @@ public:
     /* episode_length: the environment's step counter. Its reset() sets it to 0, and its step() adds
      * 1 before it calls act(). So it is 1 at the first step of an episode: act() clears the memory. */
     explicit RecurrentPolicy(const long &episode_length) : episode_length_(episode_length) {
-        action.assign(POLICY_NUM_ACTIONS, 0.0f);
-        policy_init();
+        action.assign($num_actions, 0.0f);
+        reset();
     }
 
     /* Releases differ in the argument of act(). This is the older form. The newer form has a map of
      * groups; a deploy.yaml that lists only terms has one group, "obs". */
     std::vector<float> act(std::vector<float> obs) {
-        if (obs.size() != POLICY_NUM_OBS)
+        if (obs.size() != $num_obs)
             throw std::runtime_error("deploy.yaml gives " + std::to_string(obs.size()) +
-                                     " observations, the policy takes " +
-                                     std::to_string(POLICY_NUM_OBS));
+                                     " observations, the policy takes $num_obs");
         if (episode_length_ <= 1) reset();
-        std::vector<float> actions(POLICY_NUM_ACTIONS);
-        policy_step(obs.data(), actions.data());
+        std::vector<float> actions($num_actions), after($num_numbers);
+        policy_step($arguments);
+        state_ = after;
         std::lock_guard<std::mutex> lock(act_mtx_);
         return action = actions;
     }
@@ -40,10 +41,11 @@ public:
     }
 
     /* Clear the memory: an episode begins. */
-    void reset() { policy_reset(); }
+    void reset() { state_.assign($num_numbers, 0.0f); }
 
 private:
     const long &episode_length_;
+    std::vector<float> state_;
 };
 
 } // namespace isaaclab
