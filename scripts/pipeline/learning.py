@@ -235,8 +235,6 @@ def _compare(learning: Learning, teacher: Learning) -> Row:
         "converged": converged_after(curve, teacher.final_return),
         "lowest": lowest_share(curve, teacher.final_return),
     }
-    heads = learning.evaluation["auxiliary"].items()
-    row |= {f"error of {head}": error["rmse"] for head, error in heads}
     if learning.evaluated:
         row[f"evaluated at {KEPT:.0%} from"] = kept_from(learning.evaluated, returned)
     return row | _costs(learning, teacher.final_return)

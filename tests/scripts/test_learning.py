@@ -40,7 +40,7 @@ DISTILLATION = SWEEP.model_copy(update={"at_least": {"lowest": 0.85}, "at_most":
 def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
     values: dict[str, Any] = {"iterations": 10, "steps_per_iteration": 100, "num_earlier_steps": 0}
     values |= {"curve": {5: 1.0, 10: 10.0} if curve is None else curve}
-    evaluation = {"mean_return": evaluated_return, "auxiliary": {}}
+    evaluation = {"mean_return": evaluated_return}
     values |= {"policy": policy, "seed": seed, "evaluation": evaluation}
     return Learning(**(values | changes))
 
@@ -150,8 +150,7 @@ def records(tmp_path, experiment):
         (log / "params").mkdir()
         (log / "params" / "agent.yaml").write_text(yaml.safe_dump({"num_steps_per_env": 10}))
         torch.save({"actor_state_dict": {"mlp.0.bias": torch.zeros(3)}}, log / "model_1.pt")
-        heads = {"velocity": {"rmse": 0.5, "rmse_by_column": [0.5]}} if name == "student" else {}
-        evaluation = {"mean_return": 5.0 + place, "auxiliary": heads}
+        evaluation = {"mean_return": 5.0 + place}
         write_json(tmp_path / "evaluation" / f"{name}-7.json", evaluation)
         records[f"{name}-7"] = Record(
             output=f"{log.relative_to(tmp_path)}/model_1.pt",
@@ -179,15 +178,12 @@ def test_stages_are_read(tmp_path, experiment, records):
     students = 3 * 10 * experiment.policies["student"].iterations
     assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
     assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
-    assert [one.evaluation["auxiliary"] != {} for one in learnings.values()] == [False, True] + [
-        False
-    ] * 2
     evaluated = [[*one.evaluated.items()] for one in learnings.values()]
     assert evaluated == [[], [], [], [(1, 1.0), (2, 2.0)]]
 
 
 def test_costs_worked_by_hand():
-    evaluation = {"mean_return": 9.0, "auxiliary": {}, "timed_out": 0.75, "velocity_error": 0.25}
+    evaluation = {"mean_return": 9.0, "timed_out": 0.75, "velocity_error": 0.25}
     student = learning(
         "student",
         curve={1: 1.0, 2: 9.0, 3: 8.0, 4: 9.6},

@@ -283,8 +283,6 @@ def _print_evaluation(result: Mapping[str, Any]) -> None:
         print(f"success rate {result['success_rate']:.3f}")
     for name, share in result.get("ended_by", {}).items():
         print(f"ended by {name}: {share:.1%} of episodes")
-    for name, error in result["auxiliary"].items():
-        print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
 
 
 def memory(

@@ -84,7 +84,6 @@ class LoneBundle(BundlePolicy):
                 " sees: name the checkpoint with --checkpoint."
             )
         self.obs_groups_2d = [name for name, shape in self._shapes.items() if len(shape) == 3]
-        self.auxiliary: Mapping[str, Any] = {}
         self.clip_actions = _clip_actions(metadata["robot"].get("clip_actions"), self._file)
         self.platform = load_platform(platform or self._told("platform"))
 

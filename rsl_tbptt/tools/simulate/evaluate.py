@@ -7,7 +7,6 @@ robots and the same starts.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +20,11 @@ from scipy import stats
 from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.models.one_step import recorded_latents
 from rsl_tbptt.tools.platforms import Platform, Simulation
 from rsl_tbptt.tools.platforms.noted import NotedEnv
 from rsl_tbptt.tools.progress import Progress
 from rsl_tbptt.tools.run import Run
-from rsl_tbptt.tools.simulate.policies import WatchedHeads, build_policy, images_of
+from rsl_tbptt.tools.simulate.policies import build_policy, images_of
 
 MARK = b'"confidence_interval"'
 """Bytes in every file of an evaluation."""
@@ -54,7 +52,6 @@ class Deployed(Acting, Protocol):
     """Where it would be; only its name is in results."""
     platform: Platform
     clip_actions: float | None
-    auxiliary: Mapping[str, Any]
 
     def trained_task(self) -> str:
         """Return the registered id of its task."""
@@ -109,12 +106,11 @@ def evaluate(
 
     Returns:
         JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``; the checkpoint, the
-        task and the seed; and ``auxiliary``, the errors of auxiliary heads by name, root mean
-        squares in the target's unit, which is empty for an exported policy.
+        task and the seed.
 
     Raises:
         ValueError: If there are fewer than 2 episodes or no steps, the task is unknown, the
-            exported policy is another one, or a return or an error is not finite.
+            exported policy is another one, or a return is not finite.
     """
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
@@ -124,10 +120,10 @@ def evaluate(
         step_seconds = run.platform.step_seconds(start.env)
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)
-        with acting(start, exported) as policy:
-            returns, lengths, unfinished = run_first_episodes(
-                start.env, policy, start.obs, max_steps=max_steps, facts=facts
-            )
+        policy = exported(start) if exported else start.policy
+        returns, lengths, unfinished = run_first_episodes(
+            start.env, policy, start.obs, max_steps=max_steps, facts=facts
+        )
     if unfinished:
         warnings.warn(
             f"{unfinished} of {episodes} episodes had not ended after {max_steps} steps, expected"
@@ -136,7 +132,6 @@ def evaluate(
         )
     return summarise(returns, lengths, step_seconds) | {
         **facts.summary(episodes),
-        "auxiliary": _head_errors(policy),
         "max_steps": max_steps,
         "unfinished": unfinished,
         "checkpoint": run.checkpoint.name,
@@ -146,37 +141,9 @@ def evaluate(
     }
 
 
-def _head_errors(policy: Acting) -> dict[str, dict[str, Any]]:
-    """Return the errors of a policy's auxiliary heads by name; empty without heads.
-
-    Raises:
-        ValueError: If one is not finite.
-    """
-    errors = policy.summary() if isinstance(policy, WatchedHeads) else {}
-    for name, error in errors.items():
-        if not math.isfinite(error["rmse"]):
-            raise ValueError(
-                f"The error of the auxiliary head {name!r} is {error['rmse']}, expected a finite"
-                " number: its target or the policy's memory is not finite."
-            )
-    return errors
-
-
 def _longest_episode(env: Any) -> int:
     """Return the longest time limit in steps; environments may have different limits."""
     return int(torch.as_tensor(env.max_episode_length).max())
-
-
-@contextmanager
-def acting(start: Start, exported: Callable[[Start], Acting] | None) -> Iterator[Acting]:
-    """Yield an exported policy, or the trained one with its auxiliary heads, if it has some."""
-    if exported is not None:
-        yield exported(start)
-    elif start.run.auxiliary:
-        with recorded_latents(start.policy) as latents:
-            yield WatchedHeads(start.policy, start.run.auxiliary, start.obs, latents)
-    else:
-        yield start.policy
 
 
 @contextmanager
