@@ -11,16 +11,13 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, resolve_behavior_loss
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.held_out import HeldOut
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import (
     Dagger,
     LazyTeacher,
-    LossPerTeacher,
-    RolloutLabels,
-    StepLabels,
-    TeacherLayers,
+    TeacherLabels,
 )
 from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
 from rsl_tbptt.algorithms.find_nan import Inputs
@@ -77,25 +74,18 @@ class DistillationRollouts(Algorithm, Distillation):
         self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks, loaded)
         self.teacher_loaded: Any = self.lazy_teacher
         """Whether training can start, for rsl_rl's runners."""
-        of_heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
-        in_batches = options.batch_teacher_labels
-        layers = TeacherLayers(teacher, storage, of_heads, in_batches=in_batches)
-        label = RolloutLabels if in_batches else StepLabels
-        self._labels = label(teacher, storage, loss.to_gaussian, layers)
-        self._heads = AuxiliaryHeads(
-            self, student, of_heads, layers=layers.outputs, reported_where=NEWEST
-        )
+        self._labels = TeacherLabels(teacher, storage, loss.to_gaussian)
+        self._heads = AuxiliaryHeads(self, student, reported_where=NEWEST)
         self.held_out = HeldOut(options, storage, ranks)
         """The environments that enter no loss."""
         trained = self.held_out.trained
         self._dagger = Dagger(options, storage.num_envs, trained, lambda: self.num_updates)
-        per_teacher = LossPerTeacher(self._labels.teacher_names)
         averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
         self._average = WeightAverage(averaged)
         of_option = [self.mirrored] if self.mirrored else []
-        own = self._dagger, per_teacher, self._heads, self.held_out, self.curricula
+        own = self._dagger, self._heads, self.held_out, self.curricula
         # The teacher comes first, since nothing starts without it; the average after the heads.
         self.extensions = [self.lazy_teacher, *of_option, *own, self._average]
         self.experience = Experience(self, self._labels)
@@ -310,5 +300,5 @@ class DistillationRollouts(Algorithm, Distillation):
             self.experience.restore(buffer)
         self._load_extensions(own, wants)
         resumes = bool(wants.get("student"))
-        self.curricula.go_on_from(given, self.checkpoint_path, resumes=resumes)
+        self.curricula.go_on_from(given, resumes=resumes)
         return load_iteration

@@ -66,6 +66,11 @@ _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 
 
 GONE = {
+    "batch_teacher_labels": "leave it out. The teacher labels each step.",
+    "columns": "let the environment make an observation group of these columns.",
+    "delay": "let the environment make an observation group of what comes later.",
+    "teacher_schedule": "leave it out. teacher_coef falls linearly over teacher_updates.",
+    "teacher_return": "set teacher_updates, over which teacher_coef falls linearly.",
     "imitation_weight": "leave it out. An extension of your own can weigh samples.",
     "safe_checkpoint_interval": "set save_interval in the runner's config. 'rsl-tbptt latest RUN'"
     " passes over a file that was not written completely.",

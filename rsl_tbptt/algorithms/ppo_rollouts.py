@@ -13,7 +13,7 @@ from rsl_tbptt.algorithms.actor_critic import ActorCritic
 from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.extensions.rnd import RndTraining
 from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
@@ -54,7 +54,7 @@ class PpoRollouts(Algorithm, PPO):
         """The teacher that the actor imitates; without one it has no effect."""
         is_first_rank = self.gpu_global_rank == 0
         self._fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
-        heads = AuxiliaryHeads(self, actor, parse_heads(options.auxiliary))
+        heads = AuxiliaryHeads(self, actor)
         rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
         first = [mirrored] if mirrored else []
         self.extensions = [*first, self.imitation, self._fine_tuning, heads, *rnd, self.curricula]
@@ -205,7 +205,7 @@ class PpoRollouts(Algorithm, PPO):
             ValueError: If parameters or optimiser do not fit, or if the models were configured
                 differently. Nothing is changed then.
         """
-        source = loaded_dict, self.checkpoint_path
+        given = loaded_dict
         loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
@@ -214,7 +214,7 @@ class PpoRollouts(Algorithm, PPO):
             self._check_extensions(own, heads)
             self._fine_tuning.start(loaded_dict, obs, strict)
             self._load_extensions(own, heads)
-            self.curricula.go_on_from(*source, resumes=False)
+            self.curricula.go_on_from(given, resumes=False)
             return False
         self._check_extensions(own, wants)
         roles = {**self._models, "rnd": self.rnd}.items()
@@ -227,7 +227,7 @@ class PpoRollouts(Algorithm, PPO):
         if wants.get("optimizer"):
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if wants.get("actor"):
-            self.curricula.go_on_from(*source, resumes=True)
+            self.curricula.go_on_from(given, resumes=True)
         return load_iteration
 
 

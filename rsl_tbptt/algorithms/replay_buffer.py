@@ -32,7 +32,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import NEWEST
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.extensions.teachers import StepLabels
+from rsl_tbptt.algorithms.extensions.teachers import TeacherLabels
 from rsl_tbptt.algorithms.frames import (
     FrameObs,
     deduplicate_frames,
@@ -81,7 +81,7 @@ class BufferSize(NamedTuple):
 class Experience:
     """Sequences of T steps: one per environment of the newest rollout, and those of the buffer."""
 
-    def __init__(self, algorithm: Any, labels: StepLabels) -> None:
+    def __init__(self, algorithm: Any, labels: TeacherLabels) -> None:
         """Take the sources of the newest rollout; the first one allocates the buffer.
 
         Args:
@@ -136,7 +136,7 @@ class Experience:
         return self._storage.dones.squeeze(-1).bool()
 
     def take(self) -> tuple[Rollout, HiddenState]:
-        """Complete the labels of the newest rollout, and put it into the buffer.
+        """Put the newest rollout into the buffer.
 
         Returns:
             The rollout that ``draw`` chooses columns of, which has the past with a buffer, and the
@@ -145,7 +145,6 @@ class Experience:
         Raises:
             ValueError: If ``buffer_gb`` is too small, or a checkpoint's buffer does not fit.
         """
-        self._labels.complete()
         self._taken = self.newest()
         deduplicate_frames(self._taken.obs)
         if self._options.buffer_rollouts > 0:

@@ -72,9 +72,7 @@ class Student:
         """The loss of an optimiser step."""
         for extension in extensions:
             self.loss = extension.wrap(self.loss)
-        self._means_of = (BEHAVIOR, BUFFER, *heads.reported)
-        own = (name for each in extensions if each is not heads for name in each.reported)
-        self.reported = (*self._means_of, *own)
+        self.reported = (BEHAVIOR, BUFFER, *heads.reported)
         """Names of the sums that an optimiser step reports."""
 
     def divisor(self, drawn: Drawn) -> int | torch.Tensor:
@@ -129,7 +127,5 @@ class Student:
             sums: Sums of the reported values. Shape: (M,).
             sizes: Numbers of newest and past samples, over all passes and processes.
         """
-        means: dict[str, torch.Tensor] = dict(zip(self.reported, sums, strict=True))
-        for name in self._means_of:
-            means[name] = means[name] / sizes[int(name == BUFFER)]
-        return means
+        reported = zip(self.reported, sums, strict=True)
+        return {name: value / sizes[int(name == BUFFER)] for name, value in reported}

@@ -1,9 +1,9 @@
-"""Bootstrap values for truncated episodes, and the returns of whole episodes."""
+"""Bootstrap values for truncated episodes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +13,6 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.step_checks import as_tensor, check_form
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.core.distributed import Ranks
-
-NUM_EPISODES = 100
-"""Least number of episodes to average over, as in the reward that rsl_rl's runner logs."""
 
 _TIME_OUTS = "extras['time_outs']"
 
@@ -129,67 +125,3 @@ def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:
     values = critic(obs).detach().squeeze(-1)
     critic.reset(hidden_state=state)
     return values
-
-
-class EpisodeReturns:
-    """Mean undiscounted return of the episodes that ended in the newest rollouts.
-
-    The newest rollouts are the fewest in which ``NUM_EPISODES`` episodes ended, over all ranks.
-    """
-
-    def __init__(self, num_envs: int, device: torch.device | str) -> None:
-        """Start with all episodes at zero; an episode counts from the first step that is added."""
-        self.running = torch.zeros(num_envs, device=device)
-        """Returns of the running episodes so far. Shape: (N,)."""
-        self._ended = torch.zeros(2, device=device)
-        self._rollouts: list[list[float]] = []
-
-    @property
-    def mean(self) -> float | None:
-        """The mean, or None before any episode has ended."""
-        if not self._rollouts:
-            return None
-        total, count = map(sum, zip(*self._rollouts, strict=True))
-        return total / count
-
-    def begin_rollout(self) -> None:
-        """Drop the episodes of a rollout that had no update."""
-        self._ended = torch.zeros_like(self._ended)
-
-    def add(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Add a step.
-
-        An episode with a reward that is NaN or inf does not count.
-
-        Args:
-            rewards: Rewards of the environments. Shape: (N,).
-            dones: Which episodes ended with this step. Shape: (N,).
-        """
-        running, dones = self.running + rewards, dones.bool()
-        counts = dones & torch.isfinite(running)
-        ended = torch.where(counts, running, 0.0).sum(), counts.sum()
-        # New tensors: those of a rollout in inference mode cannot be changed in place outside it.
-        self._ended = self._ended + torch.stack(ended)
-        self.running = torch.where(dones, 0.0, running)
-
-    def metrics(self, ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return sum and number of the returns of this rollout, on all ranks. Shape: () each."""
-        return_sum, num_returns = ranks.sum_tensor(self._ended)
-        return {"return_sum": return_sum, "num_returns": num_returns}
-
-    def conclude(self, return_sum: float, num_returns: float) -> None:
-        """Add the values of ``metrics``, and drop the rollouts that are not needed any more."""
-        if num_returns == 0:
-            return
-        rollouts = [*self._rollouts, [return_sum, num_returns]]
-        while sum(count for _, count in rollouts[1:]) >= NUM_EPISODES:
-            del rollouts[0]
-        self._rollouts = rollouts
-
-    def state_dict(self) -> list[list[float]]:
-        """Return sums and numbers by rollout."""
-        return [[*rollout] for rollout in self._rollouts]
-
-    def load_state_dict(self, rollouts: Sequence[Sequence[float]]) -> None:
-        """Restore the values of ``state_dict``."""
-        self._rollouts = [[*rollout] for rollout in rollouts]

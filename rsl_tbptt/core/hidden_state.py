@@ -11,9 +11,6 @@ import torch
 HiddenState = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
 """GRU: a tensor of shape (L, N, H). LSTM: hidden and cell state, of that shape each. None: zeros"""
 
-Form = list[tuple[int, int]]
-"""Layers and hidden size of each tensor of a state."""
-
 
 def as_tensors(state: HiddenState) -> tuple[torch.Tensor, ...]:
     """Return the tensors of ``state``, of any shape, as a tuple; an empty one for None."""
@@ -79,47 +76,6 @@ def concatenate_envs(states: Sequence[HiddenState]) -> HiddenState:
     zeros = apply(torch.zeros_like, first)
     known = [as_tensors(zeros if state is None else state) for state in states]
     return from_tensors([torch.cat(parts, dim=1) for parts in zip(*known, strict=True)])
-
-
-def form_of(state: HiddenState) -> Form:
-    """Return layers and hidden size, (L, H), of each tensor of a state."""
-    return [(tensor.shape[0], tensor.shape[2]) for tensor in as_tensors(state)]
-
-
-def pack(states: Sequence[HiddenState]) -> torch.Tensor | None:
-    """Join the states of several models, of any sizes, into one state.
-
-    Args:
-        states: States of the same N environments.
-
-    Returns:
-        One tensor with all states. Shape: (1, N, F). None if there is no state or one is None.
-    """
-    if not states or any(state is None for state in states):
-        return None
-    tensors = [tensor for state in states for tensor in as_tensors(state)]
-    return torch.cat([tensor.transpose(0, 1).flatten(1) for tensor in tensors], -1).unsqueeze(0)
-
-
-def unpack(packed: HiddenState, forms: Sequence[Form]) -> list[HiddenState]:
-    """Split a state that ``pack`` joined.
-
-    Args:
-        packed: States of several models. Shape: (1, N, F).
-        forms: The result of ``form_of`` for each model.
-
-    Returns:
-        Copies of the states.
-    """
-    (together,) = as_tensors(packed)
-    sizes = [layers * hidden for form in forms for layers, hidden in form]
-    flat = iter(together.squeeze(0).split(sizes, dim=-1))
-
-    def take(form: tuple[int, int]) -> torch.Tensor:
-        state = next(flat).unflatten(-1, form).transpose(0, 1)
-        return state.clone(memory_format=torch.contiguous_format)
-
-    return [from_tensors([take(each) for each in form]) for form in forms]
 
 
 def clear_non_finite(state: HiddenState) -> HiddenState:

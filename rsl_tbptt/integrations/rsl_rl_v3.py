@@ -127,7 +127,7 @@ class _OfPolicy:
         with suppress(ValueError):  # it holds objects of other packages, which rsl_rl 3 accepts
             checkpoint = read_checkpoint(path, "cpu")
             resumes = bool(network_state(checkpoint["model_state_dict"], self.role))
-            self.algorithm.curricula.go_on_from(checkpoint, path, resumes=resumes)
+            self.algorithm.curricula.go_on_from(checkpoint, resumes=resumes)
 
 
 class TbpttDistillation(_OfPolicy):

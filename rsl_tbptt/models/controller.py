@@ -122,19 +122,6 @@ def has_parameters(model: nn.Module) -> bool:
     return next(model.parameters(), None) is not None
 
 
-def check_needs_file(teacher: nn.Module, option: str, path: str) -> None:
-    """Refuse a file for a teacher that needs none.
-
-    Raises:
-        ValueError: If the teacher has no parameters.
-    """
-    if not has_parameters(teacher):
-        raise ValueError(
-            f"{option} is '{path}', expected None: the teacher, {teacher}, has no parameters to"
-            " load."
-        )
-
-
 def as_teacher(teacher: Any, num_actions: int) -> Any:
     """Return a teacher that follows rsl_rl's interface, given one or a controller."""
     return teacher if is_model(teacher) else Controller(teacher, num_actions)

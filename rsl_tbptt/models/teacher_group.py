@@ -20,28 +20,22 @@ from rsl_tbptt.compat.versions import (
     resolve_callable,
     teacher_state_dict,
 )
-from rsl_tbptt.core import hidden_state as hidden_states
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.controller import Untrained, check_needs_file, has_parameters
+from rsl_tbptt.models.controller import Untrained, has_parameters
 from rsl_tbptt.user_functions import unwritten
 
-NONE = -1
-"""Number that stands for no teacher."""
-
 _KEYS = {"cfg", "checkpoint", "obs_groups"}
-_ALL = slice(None)
 
 
 class SelectedTeachers(Untrained):
     """Teachers of any architectures and observation groups; one of them labels each sample.
 
-    It follows rsl_rl's model interface and takes the place of a teacher in a config::
+    It follows rsl_rl's model interface and takes the place of a teacher in a config. All teachers
+    run on all rows, so the state of one has no gap while another is selected::
 
-        selected               0  1  1  0     by environment, at every step
-        without memory         runs on its own rows on a CPU; on all rows on a GPU, where choosing
-                               rows would make the host wait
-        recurrent              runs on all rows: its state has no gap while another is selected
-        output                 rows of the selected teacher, NaN where none is
+        selected     0  1  1  0     by environment, at every step
+        output       of the selected teacher, NaN where none is
 
     Teachers are never trained. The first forward pass or ``load_checkpoints`` reads them from their
     files, unless ``load_state_dict`` has loaded all of them, as it does for a student that is
@@ -95,15 +89,11 @@ class SelectedTeachers(Untrained):
         self.unread = [*self.names]
         """Names of the teachers whose files are still to be read."""
         self.selector = Selector(selector, self.names, obs)
-        self.selected = torch.empty(0, dtype=torch.int64)
-        """Each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
-        self._rows: dict[int, slice | torch.Tensor] = {}
+        self._selected = torch.empty(0, dtype=torch.int64)  # in the newest pass, (rows,)
         self._paths = {name: cfg.get("checkpoint") for name, cfg in teachers.items()}
         for name, path in self._paths.items():
-            if path is not None:
-                check_needs_file(self.teachers[name], f"teachers.{name}.checkpoint", path)
+            check_teacher_file(self.teachers[name], path, f"teachers.{name}.checkpoint")
         self._shapes = obs[:0].clone()
-        self._state_forms: list[hidden_states.Form] = []
 
     @property
     def observed_groups(self) -> list[str] | None:
@@ -119,7 +109,13 @@ class SelectedTeachers(Untrained):
     @property
     def is_recurrent(self) -> bool:
         """Whether any teacher has memory."""
-        return bool(self._recurrent)
+        return any(model.is_recurrent for model in self._models)
+
+    @property
+    def why_nan(self) -> str:
+        """Why outputs may be NaN, for messages."""
+        selector = self.selector
+        return f" (NaN where {selector.described} is none of {selector.expected})"
 
     def load_checkpoints(self) -> None:
         """Read the teachers that no checkpoint has brought from their files.
@@ -222,39 +218,12 @@ class SelectedTeachers(Untrained):
         Raises:
             ValueError: If the teachers' files are needed, and one is missing or does not fit.
         """
-
-        def run(name: str, seen: TensorDict) -> tuple[torch.Tensor]:
-            return (self.teachers[name](seen, stochastic_output=stochastic_output),)
-
-        return self.run(obs, run)[0]
-
-    def run(
-        self, obs: TensorDict, run_one: Callable[[str, TensorDict], Sequence[torch.Tensor]]
-    ) -> list[torch.Tensor]:
-        """Run each teacher on the rows that it needs, and join their outputs.
-
-        Args:
-            obs: Observations, batch size (rows,).
-            run_one: Maps a teacher's name and the observations of n rows to tensors, (n, A) each.
-
-        Returns:
-            The selected teachers' tensors, shape (rows, A); NaN where none is selected.
-
-        Raises:
-            ValueError: If the teachers' files are needed, and one is missing or does not fit.
-        """
         if self.unread:
             self.load_checkpoints()
-        self.selected = self.selector(obs)
-        rows = {number: self._rows_of(number) for number in range(len(self.names))}
-        # Even without a selected teacher one has to run, for the shape of its output.
-        self._rows = {number: own for number, own in rows.items() if own is not None} or {0: _ALL}
-
-        def outputs_of(number: int) -> Sequence[torch.Tensor]:
-            name, own = self.names[number], self._rows[number]
-            return run_one(name, obs if own is _ALL else obs.select(*self._groups[name])[own])
-
-        return self._join(outputs_of)
+        self._selected = self.selector(obs)
+        return self._select(
+            [model(obs, stochastic_output=stochastic_output) for model in self._models]
+        )
 
     @property
     def distribution(self) -> nn.Module | None:
@@ -270,71 +239,39 @@ class SelectedTeachers(Untrained):
     @property
     def output_mean(self) -> torch.Tensor:
         """Means of the newest stochastic forward pass, shape (rows, A); NaN without a teacher."""
-        return self._join(lambda number: (self._models[number].output_mean,))[0]
+        return self._select([model.output_mean for model in self._models])
 
     @property
     def output_std(self) -> torch.Tensor:
         """Standard deviations of that pass, shape (rows, A)."""
-        return self._join(lambda number: (self._models[number].output_std,))[0]
+        return self._select([model.output_std for model in self._models])
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, ...]:
         """Parameters of that pass's distributions, shape (rows, A) each."""
-        return tuple(self._join(lambda number: self._models[number].output_distribution_params))
+        params = zip(*(model.output_distribution_params for model in self._models), strict=True)
+        return tuple(self._select(of_models) for of_models in params)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Clear the teachers' states where an episode ended, or set all of them.
-
-        Args:
-            dones: Which episodes ended. Shape: (N,). None sets the states.
-            hidden_state: A result of :meth:`get_hidden_state`; None clears the states.
-        """
-        if dones is not None or hidden_state is None:
-            for model in self._recurrent:
-                model.reset(dones)
-            return
-        states = hidden_states.unpack(hidden_state, self._state_forms)
-        for model, state in zip(self._recurrent, states, strict=True):
-            model.reset(hidden_state=state)
+        """Clear the teachers' states where an episode ended, (N,), or all of them."""
+        for model in self._models:
+            model.reset(dones)
 
     def get_hidden_state(self) -> HiddenState:
-        """Return the states of all teachers joined, (1, N, F); None before the first step."""
-        states = [model.get_hidden_state() for model in self._recurrent]
-        self._state_forms = [hidden_states.form_of(state) for state in states]
-        return hidden_states.pack(states)
+        """Return None: each teacher has its own state."""
+        return None
 
     @property
     def _models(self) -> list[Any]:
         return list(self.teachers.values())
 
-    @property
-    def _recurrent(self) -> list[Any]:
-        return [model for model in self._models if model.is_recurrent]
-
-    def _rows_of(self, number: int) -> slice | torch.Tensor | None:
-        """Return the rows that a teacher runs on: all, some by their numbers, (n,), or none."""
-        if self._models[number].is_recurrent or not _choosing_is_cheap(self.selected):
-            return _ALL
-        rows = (self.selected == number).nonzero().squeeze(1)
-        if len(rows) == len(self.selected):
-            return _ALL
-        return rows if len(rows) else None
-
-    def _join(self, read: Callable[[int], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Join the values of the teachers that ran, (their rows, A) each by number: (rows, A)."""
-        joined: list[torch.Tensor] = []
-        for number, rows in self._rows.items():
-            tensors = read(number)
-            if not joined:
-                num_rows = len(self.selected)
-                joined = [each.new_full((num_rows, *each.shape[1:]), torch.nan) for each in tensors]
-            for index, tensor in enumerate(tensors):
-                if isinstance(rows, slice):
-                    own = (self.selected == number).unsqueeze(-1)
-                    joined[index] = torch.where(own, tensor, joined[index])
-                else:
-                    joined[index][rows] = tensor
-        return joined
+    def _select(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the rows of the selected teachers, given outputs of all, (rows, A) each."""
+        selected = torch.full_like(outputs[0], torch.nan)
+        for number, output in enumerate(outputs):
+            is_own = (self._selected == number).unsqueeze(-1)
+            selected = torch.where(is_own, output, selected)
+        return selected
 
 
 class Selector:
@@ -389,7 +326,7 @@ class Selector:
             values, numbers = self._read(obs), self(obs)
         if numbers.shape != obs.batch_size:
             raise ValueError(f"shape {tuple(values.shape)} for {len(obs)} environments")
-        for env in (numbers == NONE).nonzero().flatten().tolist():
+        for env in (numbers < 0).nonzero().flatten().tolist():
             raise ValueError(f"{values.reshape(-1)[env].item():g} in environment {env}")
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:
@@ -399,13 +336,13 @@ class Selector:
             obs: Observations, batch size (rows,).
 
         Returns:
-            Numbers, shape (rows,), int64; ``NONE`` where the selector selects no teacher.
+            Numbers, shape (rows,), int64; -1 where the selector selects no teacher.
         """
         values = self._read(obs).reshape(-1)
         number = values.long()
         # A number that is not an integer, or NaN, selects no teacher.
         named = (number == values) & (number >= 0) & (number < self._num_teachers)
-        return number.masked_fill(~named, NONE)
+        return number.masked_fill(~named, -1)
 
 
 def role_of(name: str) -> str:
@@ -418,11 +355,6 @@ def models_by_role(teacher: Any) -> dict[str, Any]:
     if isinstance(teacher, SelectedTeachers):
         return {role_of(name): model for name, model in teacher.teachers.items()}
     return {"teacher": teacher}
-
-
-def _choosing_is_cheap(selected: torch.Tensor) -> bool:
-    """Return whether the host can read numbers, (rows,), without waiting for a device."""
-    return selected.device.type == "cpu"
 
 
 def _check_configs(teachers: Mapping[str, Mapping[str, Any]], distribution_cfg: Any) -> None:
@@ -472,6 +404,31 @@ def _build(
             f" ({type(error).__name__}: {error}): expected the config of the model that was"
             " trained, 'class_name' included."
         ) from error
+
+
+def check_teacher_file(teacher: Any, path: str | None, option: str = "teacher_checkpoint") -> None:
+    """Refuse a file for a teacher that needs none, or for several, which name their own.
+
+    Args:
+        teacher: The teacher, or several.
+        path: The file, if one is named.
+        option: Name of the option.
+
+    Raises:
+        ValueError: If there is such a file.
+    """
+    if path is None:
+        return
+    if isinstance(teacher, SelectedTeachers):
+        raise ValueError(
+            f"{option} is '{path}', expected None with several teachers: each has its own file,"
+            " 'checkpoint' in 'teachers'."
+        )
+    if not has_parameters(teacher):
+        raise ValueError(
+            f"{option} is '{path}', expected None: the teacher, {teacher}, has no parameters to"
+            " load."
+        )
 
 
 def check_teacher(
@@ -524,20 +481,26 @@ def read_teacher(
 
 
 def load_teacher(
-    model: Any, path: str | None, obs: TensorDict, advice: Advice | None = None
+    model: Any, path: str | None, obs: TensorDict, ranks: Ranks, advice: Advice | None = None
 ) -> None:
-    """Load a teacher, or several, from their files; see :func:`read_teacher`.
+    """Load a teacher, or several, from their files on each rank; see :func:`read_teacher`.
 
     Args:
         model: The teacher, or several, which know their own files.
         path: The file of a single teacher.
         obs: Observations of any batch size.
+        ranks: The processes that train together.
         advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
     """
-    if isinstance(model, SelectedTeachers):
-        model.load_checkpoints()
-    else:
-        model.load_state_dict(read_teacher(model, str(path), "teacher", obs, advice))
+
+    def load() -> None:
+        if isinstance(model, SelectedTeachers):
+            model.load_checkpoints()
+        else:
+            model.load_state_dict(read_teacher(model, str(path), "teacher", obs, advice))
+
+    with torch.inference_mode(False):  # the runner's rollout disables gradients
+        ranks.run_together(load)

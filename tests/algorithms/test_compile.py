@@ -33,8 +33,8 @@ def _traced(monkeypatch):
     ("models", "options"),
     [
         ("lstm", {"loss_type": "kl"}),
-        ("mlp", {"batch_teacher_labels": True}),
-        ("cnn", {"auxiliary": {"latent": {"target": "teacher:mlp.0"}}}),
+        ("mlp", {}),
+        ("cnn", {"auxiliary": {"state": {"target": "state"}}}),
         ("gru", None),
         ("cnn", None),
     ],

@@ -96,17 +96,6 @@ def test_shared_encoders_are_undone_with_the_update():
     assert torch.equal(parameters_of(algorithm), before)
 
 
-@pytest.mark.parametrize("teacher", ["cnn", "mlp"])
-def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
-    results = []
-    for batch in (True, False):
-        options = {"gradient_length": 3, "batch_teacher_labels": batch}
-        algorithm = make_distillation(TbpttDistillation, T, N, "cnn", teacher, **options)
-        train(algorithm, 0)
-        results.append([algorithm.storage.privileged_actions, parameters_of(algorithm)])
-    torch.testing.assert_close(*results, **PARITY_FLOAT32)
-
-
 def test_a_frozen_actor_keeps_the_encoders_it_shares():
     source = make_distillation(TbpttDistillation, T, N, student="cnn", gradient_length=3)
     algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing", critic_warmup_iterations=1)

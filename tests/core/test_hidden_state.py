@@ -56,31 +56,3 @@ def test_clone_leaves_the_graph_and_inference_mode():
     weight = torch.ones(3, requires_grad=True)
     (cloned * weight).sum().backward()
     assert weight.grad is not None
-
-
-def test_states_of_several_models_are_packed_and_unpacked():
-    states = [
-        (torch.randn(2, 3, 4), torch.randn(2, 3, 4)),
-        torch.randn(1, 3, 5),
-        torch.randn(3, 3, 1),
-    ]
-    packed, forms = hidden_state.pack(states), [hidden_state.form_of(state) for state in states]
-    assert packed is not None
-    assert packed.shape == (1, 3, 2 * 4 + 2 * 4 + 5 + 3)
-    assert hidden_state.pack([]) is hidden_state.pack([states[1], None]) is None
-    for index in (slice(None), slice(1, 2)):  # one tensor alone is a copy, too
-        together = hidden_state.pack(states[index])
-        assert together is not None
-        kept = together.clone()
-        for want, have in zip(
-            states[index], hidden_state.unpack(together, forms[index]), strict=True
-        ):
-            assert_same(have, want)
-            for tensor in hidden_state.as_tensors(have):
-                assert tensor.is_contiguous()
-                tensor.zero_()
-        assert torch.equal(together, kept)
-    env = torch.tensor([False, True, False])
-    cleared = hidden_state.unpack(hidden_state.clear(packed, env), forms)
-    for want, have in zip(states, cleared, strict=True):
-        assert_same(have, hidden_state.clear(want, env))

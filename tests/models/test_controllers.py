@@ -133,21 +133,14 @@ def last_of(obs):
     return obs["state"][:, :2]
 
 
-@pytest.mark.parametrize("in_batches", [True, False])
-def test_a_function_labels_steps_and_whole_rollouts_alike(in_batches):
-    options = {"gradient_length": 3, "batch_teacher_labels": in_batches}
-    made = make_distillation(TbpttDistillation, 6, 4, **options)
+def test_a_function_may_be_given():
+    made = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
     teacher: Any = last_of
-    algorithm = TbpttDistillation(made.student, teacher, made.storage, **options)
+    algorithm = TbpttDistillation(made.student, teacher, made.storage, gradient_length=3)
     roll_out(algorithm, 0)
     algorithm.update()
     stored = algorithm.storage
     assert torch.equal(stored.privileged_actions, stored.observations["state"][..., :2])
-
-
-def test_an_object_may_have_a_state_so_it_labels_step_by_step():
-    with pytest.raises(ValueError, match="batch_teacher_labels is True, expected False"):
-        distilling("Playback", batch_teacher_labels=True)
 
 
 def several(teacher: str, **options: Any) -> dict[str, Any]:

@@ -51,10 +51,7 @@ CASES = {
         "distillation",
         {"buffer_rollouts": 2, "save_buffer": True, "symmetry_cfg": SYMMETRY},
     ),
-    "a teacher that fades with the return": (
-        "ppo",
-        {"teacher_coef": 0.5, "teacher_schedule": "return", "teacher_return": 5.0},
-    ),
+    "a teacher that fades": ("ppo", {"teacher_coef": 0.5, "teacher_updates": 5}),
     "a recurrent teacher of ppo": (
         "ppo",
         {"teacher_coef": 0.5, "num_mini_batches": 1, "teacher_cfg": model_cfg("RNNModel")},

@@ -22,15 +22,6 @@ ONE_SGD_STEP: dict[str, Any] = {
 }
 """With these options the parameters' change equals the gradient."""
 
-HEADS: dict[str, Any] = {
-    "velocity": {"target": "state", "columns": [4, 1], "hidden_dims": [5], "coef": 0.7},
-    "later": {"target": "policy", "loss": "huber", "delay": 2, "coef": 1.3},
-    "contact": {"target": "state", "columns": [0], "loss": "bce"},
-    "probe": {"target": "state", "detach": True, "hidden_dims": [4, 3]},
-    "own": {"target": "policy", "loss": "support.helpers:absolute_error", "coef": 0.4},
-}
-"""One of each kind."""
-
 
 @dataclass(frozen=True)
 class Past:
@@ -170,21 +161,10 @@ def _of_heads(
     total: torch.Tensor | float = 0.0
     named = algorithm.options.auxiliary.values()
     for options, network in zip(named, networks_of_heads(algorithm), strict=True):
-        later = t + options.get("delay", 0)
-        if later >= len(past.dones) or past.dones[t:later, env].any():
-            continue
-        if options["target"].startswith("teacher:"):
-            teacher = algorithm.teacher
-            with torch.no_grad():
-                inputs = teacher.get_latent(past.obs[later, env : env + 1])
-                target = teacher.mlp[0](inputs).squeeze(0)  # "teacher:mlp.0", the only layer here
-        else:
-            target = past.obs[options["target"]][later, env]
-        target = target[options.get("columns", list(range(len(target))))]
         output = network(latent.detach() if options.get("detach") else latent)
-        total = total + options.get("coef", 1.0) * _LOSSES[options.get("loss", "mse")](
-            output, target
-        )
+        loss = _LOSSES[options.get("loss", "mse")]
+        target = past.obs[options["target"]][t, env]
+        total = total + options.get("coef", 1.0) * loss(output, target)
     return total
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 
 COUNTER = "common_step_counter"
@@ -45,26 +42,22 @@ class Curricula(Extension):
         inner = getattr(env, "unwrapped", env)
         self._env = inner if hasattr(inner, COUNTER) else None
 
-    def go_on_from(self, checkpoint: Mapping[str, Any], path: str | None, *, resumes: bool) -> None:
+    def go_on_from(self, checkpoint: Mapping[str, Any], *, resumes: bool) -> None:
         """Let the next training begin at the stage of a checkpoint.
 
         Args:
             checkpoint: The checkpoint of any release, as it was read.
-            path: Its file; None if unknown.
             resumes: Whether its training continues; otherwise ``restart_curriculum`` decides.
         """
         restarts = self._restarts and not resumes
-        self._begins_at = 0 if restarts else counted_steps(checkpoint, path)
+        self._begins_at = 0 if restarts else counted_steps(checkpoint)
 
     def go_on_from_teachers(self, paths: Iterable[str]) -> None:
         """Begin at the stage of the teacher in these files that has seen the fewest steps."""
         if self._env is None or self._restarts:
             return
-        counted = []
-        for path in paths:
-            with suppress(ValueError):  # not every file of a teacher is a checkpoint
-                file = str(checkpoint_file(path))
-                counted.append(counted_steps(read_checkpoint(file, "cpu"), file))
+        files = [str(checkpoint_file(path)) for path in paths]
+        counted = [counted_steps(read_checkpoint(file, "cpu")) for file in files]
         self._begins_at = min((steps for steps in counted if steps is not None), default=None)
 
     def start_training(self) -> None:
@@ -90,23 +83,15 @@ class Curricula(Extension):
         return {COUNTER: counted if self._begins_at is None else self._begins_at}
 
 
-def counted_steps(checkpoint: Mapping[str, Any], path: str | None) -> int | None:
-    """Return the steps that a checkpoint's environment had counted, None if nothing tells.
-
-    rsl_rl's own algorithms do not save the counter. Then it is their number of iterations, times
-    ``num_steps_per_env`` of the config next to the file.
+def counted_steps(checkpoint: Mapping[str, Any]) -> int | None:
+    """Return the steps that a checkpoint's environment had counted, None if it does not tell.
 
     Args:
-        checkpoint: The checkpoint of any release, as it was read.
-        path: Its file; None if unknown.
+        checkpoint: The checkpoint of any release, as it was read. rsl_rl's own has no counter.
     """
     of_optimizer = checkpoint.get("optimizer_state_dict") or {}  # where rsl_rl 3 has our part
     of_any = checkpoint.get("rsl_tbptt"), of_optimizer.get("rsl_tbptt"), checkpoint.get("infos")
     for part in of_any:
         if isinstance(part, Mapping) and STATE in part:
             return part[STATE][COUNTER]
-    if path is not None and "iter" in checkpoint:
-        with suppress(FileNotFoundError, ValueError, ImportError):  # the last without pyyaml
-            num_steps = agent_config(Path(path)).get("num_steps_per_env")
-            return (checkpoint["iter"] + 1) * num_steps if isinstance(num_steps, int) else None
     return None

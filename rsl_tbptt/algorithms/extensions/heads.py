@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
 from torch import distributed, nn
 
 from rsl_tbptt.algorithms.behavior_losses import own_loss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import (
+    GONE,
     OptionGroup,
     Rule,
     are_integers,
-    count,
     parse_fields,
     positive,
 )
@@ -33,9 +34,6 @@ from rsl_tbptt.models.protocol import parts_of
 PREFIX = "auxiliary/"
 """Prefix of a head's name in metrics, labels and the outputs of an ONNX file."""
 
-LAYER = "teacher:"
-"""Prefix of a target that is a layer of the teacher."""
-
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps predictions and targets, (..., D) each, to one loss per sample, (...)."""
 
@@ -43,10 +41,6 @@ HEAD_LOSSES: dict[str, PerSample] = {"mse": losses.mse, "huber": losses.huber, "
 
 
 _SIZES = Rule(lambda value: are_integers(value, 1), "a list of layer sizes, such as [64]")
-_COLUMNS = Rule(
-    lambda value: are_integers(value, 0) and 0 < len(value) == len(set(value)),
-    "a list of different columns from 0 on, or None for all",
-)
 _LOSS = Rule(
     lambda value: (
         callable(value) or (isinstance(value, str) and (value in HEAD_LOSSES or ":" in value))
@@ -60,10 +54,7 @@ class HeadOptions:
     """Options of a head, which predicts its target from the model's latent at each step."""
 
     target: str
-    """An observation group, or ``"teacher:LAYER"``, the output of a named layer of the teacher."""
-
-    columns: Annotated[tuple[int, ...] | None, _COLUMNS] = None
-    """Columns of the target; None takes all."""
+    """The observation group that it predicts."""
 
     loss: Annotated[str | Callable[..., Any], _LOSS] = "mse"
     """``"mse"``, ``"huber"``, ``"bce"`` (of logits), or the name of an element-wise function."""
@@ -74,16 +65,8 @@ class HeadOptions:
     hidden_dims: Annotated[tuple[int, ...], _SIZES] = ()
     """Sizes of hidden layers, each followed by ELU; no layers make the head linear."""
 
-    delay: Annotated[int, count(0)] = 0
-    """Number of steps that the target is later than the latent."""
-
     detach: bool = False
     """Whether its gradient stops at the latent, so that the model does not learn from it."""
-
-    @property
-    def teacher_layer(self) -> str | None:
-        """The teacher's layer that is the target, or None for an observation group."""
-        return self.target.removeprefix(LAYER) if self.target.startswith(LAYER) else None
 
     @property
     def reaches_model(self) -> bool:
@@ -95,9 +78,7 @@ class HeadOptions:
         loss: Any = self.loss
         return {
             "target": self.target,
-            "columns": None if self.columns is None else list(self.columns),
             "loss": loss if isinstance(loss, str) else f"{loss.__module__}:{loss.__qualname__}",
-            "delay": self.delay,
             "hidden_dims": list(self.hidden_dims),
         }
 
@@ -145,121 +126,28 @@ class HeadsOptions(OptionGroup):
     """
 
 
-class Targets:
-    """Finds the targets of heads in the stored rollout."""
+def check_targets(heads: Mapping[str, HeadOptions], obs: TensorDict) -> None:
+    """Check that the targets of heads are observation groups of vectors.
 
-    def __init__(
-        self,
-        heads: Mapping[str, HeadOptions],
-        storage: RolloutStorage,
-        layers: Mapping[str, torch.Tensor] | None,
-    ) -> None:
-        """Take the sources of the targets, and check that they exist.
+    Args:
+        heads: Options of the heads by name.
+        obs: Observations, batch size (N,).
 
-        Args:
-            heads: Options of the heads by name.
-            storage: The storage of rollouts.
-            layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
-                None without a teacher.
-
-        Raises:
-            ValueError: If a target is unknown, has too few columns or comes too late.
-        """
-        self._heads, self._storage, self._layers = heads, storage, layers
-        self.widths = {name: self._width(name, head) for name, head in heads.items()}
-        """Columns of each target."""
-        # Placed on the device once: copying them in every update would wait for the device.
-        self._columns = {
-            name: torch.tensor(head.columns, device=storage.dones.device)
-            for name, head in heads.items()
-            if head.columns is not None
-        }
-
-    def observed_groups(self) -> set[str]:
-        """Return the observation groups that are targets."""
-        return {head.target for head in self._heads.values() if head.teacher_layer is None}
-
-    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the targets in the stored rollout, (T, N, D) each.
-
-        With a delay, a target is stored at the step that predicts it, and a label (T, N) says where
-        it exists: within the rollout and before the end of the episode. Elsewhere it is 0, so that
-        nothing of another episode, not even NaN, reaches the loss::
-
-            step             0 1 2 3 4 5     delay 2
-            dones (after)    . . . x . .
-            target of step   2 3 - - - -
-
-        Args:
-            dones: Which episodes ended with which step. Shape: (T, N), bool.
-
-        Returns:
-            Labels by name.
-        """
-        found = {}
-        for name, head in self._heads.items():
-            target = self._source(head).detach()
-            if name in self._columns:
-                target = target.index_select(-1, self._columns[name])
-            if head.delay > 0:
-                counts = _same_episode(dones, head.delay)
-                later = torch.zeros_like(target)
-                later[: -head.delay] = target[head.delay :]
-                target = torch.where(counts.unsqueeze(-1), later, 0)
-                found[counts_of(name)] = counts
-            found[PREFIX + name] = target
-        return found
-
-    def _source(self, head: HeadOptions) -> torch.Tensor:
-        """Return the tensor that a target is taken from, shape (T, N, D)."""
-        if head.teacher_layer is None:
-            return self._storage.observations[head.target]
-        assert self._layers is not None
-        return self._layers[head.teacher_layer]
-
-    def _width(self, name: str, head: HeadOptions) -> int:
-        """Return the number of a target's columns.
-
-        Raises:
-            ValueError: If the target is not valid.
-        """
-        option, num_steps = f"auxiliary.{name}", self._storage.num_transitions_per_env
-        groups = list(self._storage.observations.keys())
-        if head.target not in groups and (head.teacher_layer is None or self._layers is None):
-            why = "" if head.teacher_layer is None else ": no teacher's layers are recorded here"
+    Raises:
+        ValueError: If a target is not.
+    """
+    for name, head in heads.items():
+        if head.target not in obs:
             raise ValueError(
-                f"{option}.target is '{head.target}', expected an observation group, one of"
-                f" {groups}{why}."
+                f"auxiliary.{name}.target is '{head.target}', expected an observation group, one of"
+                f" {list(obs.keys())}: let the environment make a group of what is to be predicted."
             )
-        _, _, *shape = self._source(head).shape
+        _, *shape = obs[head.target].shape
         if len(shape) != 1:
             raise ValueError(
-                f"{option}.target is '{head.target}' of shape {tuple(shape)}, expected vectors."
+                f"auxiliary.{name}.target is '{head.target}' of shape {tuple(shape)}, expected"
+                " vectors."
             )
-        if head.columns is not None and max(head.columns) >= shape[0]:
-            raise ValueError(
-                f"{option}.columns is {list(head.columns)}, expected at most {shape[0] - 1}, the"
-                f" last column of '{head.target}'."
-            )
-        if head.delay >= num_steps:
-            raise ValueError(
-                f"{option}.delay is {head.delay}, expected less than num_steps_per_env,"
-                f" {num_steps}: a target has to lie in the rollout."
-            )
-        return shape[0] if head.columns is None else len(head.columns)
-
-
-def counts_of(name: str) -> str:
-    """Return the name of the label that says where a head's target exists: (T, N), bool."""
-    return f"{PREFIX}{name}/counts"
-
-
-def _same_episode(dones: torch.Tensor, delay: int) -> torch.Tensor:
-    """Return whether the step ``delay`` later is in the same episode and rollout: (T, N), bool."""
-    episodes = dones.long().cumsum(0) - dones.long()  # ended before each step
-    same = torch.zeros_like(dones)
-    same[:-delay] = episodes[:-delay] == episodes[delay:]
-    return same
 
 
 def build_head(num_inputs: int, hidden_dims: tuple[int, ...], num_outputs: int) -> nn.Sequential:
@@ -318,9 +206,7 @@ class AuxiliaryHeads(Extension):
         self,
         algorithm: Any,
         model: MLPModel,
-        options: Mapping[str, HeadOptions],
         *,
-        layers: Mapping[str, torch.Tensor] | None = None,
         reported_where: str | None = None,
     ) -> None:
         """Build the heads and their optimiser without changing the random state.
@@ -329,18 +215,15 @@ class AuxiliaryHeads(Extension):
             algorithm: The algorithm. Its optimiser gives theirs class and learning rate, its option
                 ``max_grad_norm`` clips their gradient.
             model: The model whose latent they read.
-            options: Options of each head, by its name.
-            layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
-                None without a teacher.
             reported_where: Label of the samples whose loss is reported, (T, N), bool; without such
                 a label all are.
 
         Raises:
-            ValueError: If a target is unknown, has too few columns or comes too late.
+            ValueError: If an option is not valid, or a target is no observation group of vectors.
             NotImplementedError: If the model runs step by step.
         """
-        self.targets = Targets(options, algorithm.storage, layers)
-        """The heads' targets."""
+        options, self._storage = parse_heads(algorithm.options.auxiliary), algorithm.storage
+        check_targets(options, self._storage.observations[0])
         self._reported_where, self._options = reported_where, algorithm.options
         self._heads: dict[str, _Head] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -348,10 +231,10 @@ class AuxiliaryHeads(Extension):
             return
         networks = nn.ModuleList()
         parameter = next(model.parameters())
-        num_inputs = latent_width(model, algorithm.storage)
+        num_inputs = latent_width(model, self._storage)
         with torch.random.fork_rng(devices=[]):
             for name, head in options.items():
-                width = self.targets.widths[name]
+                width = self._storage.observations[head.target].shape[-1]
                 network = build_head(num_inputs, head.hidden_dims, width).to(parameter)
                 loss: Any = head.loss
                 if isinstance(loss, str) and loss in HEAD_LOSSES:
@@ -374,11 +257,12 @@ class AuxiliaryHeads(Extension):
 
     def observed_groups(self) -> set[str]:
         """Return the observation groups that are targets."""
-        return self.targets.observed_groups()
+        return {head.options.target for head in self._heads.values()}
 
     def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the targets; see :meth:`Targets.labels`."""
-        return self.targets.labels(dones)
+        """Return the targets in the stored rollout, (T, N, D) each."""
+        stored = self._storage.observations
+        return {PREFIX + name: stored[head.options.target] for name, head in self._heads.items()}
 
     def outputs(self, latent: torch.Tensor) -> Outputs:
         """Return the heads' predictions from latents, shape (rows, H): shape (rows, D) each."""
@@ -398,8 +282,6 @@ class AuxiliaryHeads(Extension):
             trained, reported = of_model.trained, dict(of_model.reported)
             for (name, head), output in zip(self._heads.items(), outputs[-num_heads:], strict=True):
                 per_sample = head.loss(output, labels[PREFIX + name].to(output.dtype))
-                if counts_of(name) in labels:
-                    per_sample = torch.where(labels[counts_of(name)], per_sample, 0.0)
                 if head.options.coef > 0:
                     trained = trained + head.options.coef * per_sample
                 else:  # without effect even if its target is NaN, which would undo the update
@@ -436,10 +318,18 @@ class AuxiliaryHeads(Extension):
             saved: The result of ``state_dict``, or nothing.
 
         Raises:
-            ValueError: If a head of the same name has another target, loss, delay or layers.
+            ValueError: If a head of the same name has another target, loss or layers, or an option
+                that is gone.
         """
         heads = saved.get("heads", {})
         for name in self._heads.keys() & heads.keys():
+            for option in ("columns", "delay"):  # of earlier versions
+                if heads[name].get(option):
+                    raise ValueError(
+                        f"auxiliary.{name} has {option} {heads[name][option]} in the checkpoint, an"
+                        f" option that is gone: {GONE[option]} Give the head another name to begin"
+                        " anew."
+                    )
             ours, theirs = (
                 {**head, "shapes": [tuple(each.shape) for each in head["state_dict"].values()]}
                 for head in (self._heads[name].saved(), heads[name])

@@ -17,13 +17,11 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.option_checks import OptionGroup, count, positive
 from rsl_tbptt.algorithms.replay import observed_groups
-from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import labels_of
 from rsl_tbptt.models.controller import (
     as_teacher,
-    check_needs_file,
     has_parameters,
     is_model,
     with_controllers,
@@ -31,6 +29,7 @@ from rsl_tbptt.models.controller import (
 from rsl_tbptt.models.teacher_group import (
     SelectedTeachers,
     check_teacher,
+    check_teacher_file,
     load_teacher,
     models_by_role,
 )
@@ -59,25 +58,15 @@ class ImitationOptions(OptionGroup):
     teacher_loss: Literal["kl", "mse", "nll"] = "kl"
     """Imitation loss: ``"kl"`` from the teacher, ``"mse"`` of means, ``"nll"`` of its action."""
 
-    teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
-    """How ``teacher_coef`` falls: ``"linear"``, ``"exponential"``, or as the ``"return"`` rises.
-
-    See docs/howto/finetune.md.
-    """
-
     teacher_coef_end: Annotated[float, positive(0)] = 0.0
-    """Weight at the end of the schedule; above 0 with ``"exponential"``."""
+    """Weight at the end of the schedule."""
 
     teacher_updates: Annotated[int | None, count()] = None
     """Updates, after the critic's warm-up, over which the weight falls; None keeps it constant."""
 
-    teacher_return: Annotated[float | None, positive()] = None
-    """Mean return, without RND's rewards, at which ``"return"`` reaches ``teacher_coef_end``."""
-
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; see the base class."""
         yield from super().check_together()
-        schedule, endless = self.teacher_schedule, self.teacher_updates is None
         if self.teacher_coef == 0:
             names = (field.name for field in fields(ImitationOptions))
             of_teacher = " ".join(name for name in names if name != "teacher_coef")
@@ -88,17 +77,8 @@ class ImitationOptions(OptionGroup):
         if self.teacher_coef_end > self.teacher_coef:
             expected = f"at most teacher_coef, {self.teacher_coef}: the teacher's weight falls"
             self.refuse("teacher_coef_end", expected)
-        if schedule == "exponential" and (endless or self.teacher_coef_end == 0):
-            expected = "a positive number and a count with teacher_schedule 'exponential'"
-            self.refuse("teacher_coef_end teacher_updates", expected)
-        if schedule == "return":
-            if self.teacher_return is None:
-                self.refuse("teacher_return", "a positive number with teacher_schedule 'return'")
-            yield from self.without_effect("teacher_updates", "another teacher_schedule")
-        else:
-            yield from self.without_effect("teacher_return", "teacher_schedule='return'")
-            if endless:
-                yield from self.without_effect("teacher_coef_end", "teacher_updates")
+        if self.teacher_updates is None:
+            yield from self.without_effect("teacher_coef_end", "teacher_updates")
 
 
 class Imitation(Extension):
@@ -107,12 +87,10 @@ class Imitation(Extension):
     The weight of the imitation loss, here with ``teacher_coef`` 0.8 and ``teacher_updates`` 4::
 
         update                                   0    1    2    3    4    5
-        linear                                  .8   .6   .4   .2    0    0
-        linear, teacher_coef_end 0.4            .8   .7   .6   .5   .4   .4
-        exponential, teacher_coef_end 0.05      .8   .4   .2   .1  .05  .05
+        teacher_coef_end 0                      .8   .6   .4   .2    0    0
+        teacher_coef_end 0.4                    .8   .7   .6   .5   .4   .4
 
-    With ``"return"`` it falls as the policy's return rises to ``teacher_return``, and rises if the
-    return falls. The schedule waits during the critic's warm-up.
+    The schedule waits during the critic's warm-up.
 
     References:
         Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the KL divergence
@@ -146,10 +124,6 @@ class Imitation(Extension):
         """Whether the teacher has its parameters."""
         self._num_updates = 0
         self._recorded: list[tuple[torch.Tensor, ...]] = []
-        self.returns: EpisodeReturns | None = None
-        """Returns of the episodes, if the schedule follows them."""
-        if options.teacher_schedule == "return" and options.teacher_coef > 0:
-            self.returns = EpisodeReturns(storage.num_envs, storage.dones.device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
         """Set the teacher's model, whose parameters come from a checkpoint, or a controller.
@@ -168,8 +142,7 @@ class Imitation(Extension):
                 " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means,"
                 " or 'nll', -log p of the teacher's action."
             )
-        if (path := self._options.teacher_checkpoint) is not None:
-            check_needs_file(teacher, "teacher_checkpoint", path)
+        check_teacher_file(teacher, self._options.teacher_checkpoint)
         self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
 
     @property
@@ -184,45 +157,26 @@ class Imitation(Extension):
         first, last = options.teacher_coef, options.teacher_coef_end
         if first == 0 or not self.is_loaded:
             return 0.0
-        if options.teacher_schedule == "exponential":
-            return first * (last / first) ** self._progress
-        return last + (first - last) * (1.0 - self._progress)
-
-    @property
-    def _progress(self) -> float:
-        """Progress of the schedule, from 0 to 1."""
-        if self.returns is None:
-            return min(1.0, self._num_updates / (self._options.teacher_updates or math.inf))
-        assert self._options.teacher_return is not None
-        return min(1.0, max(0.0, (self.returns.mean or 0.0) / self._options.teacher_return))
-
-    def kept(self) -> list[Any]:
-        """Return the objects whose attributes an update replaces."""
-        return [self, self.returns]
+        progress = min(1.0, self._num_updates / (options.teacher_updates or math.inf))
+        return last + (first - last) * (1.0 - progress)
 
     def begin_rollout(self) -> None:
         """Drop what an interrupted rollout has left."""
         self._recorded = []
-        if self.returns is not None:
-            self.returns.begin_rollout()
 
     @torch.no_grad()
     def act(self, obs: TensorDict, step: int) -> None:
         """Record the teacher's action at a step, while its weight is not 0.
 
-        The teacher runs during the rollout, so a recurrent one keeps its state. It also runs at
-        weight 0 if the weight may rise again.
+        The teacher runs during the rollout, so a recurrent one keeps its state.
 
         Args:
             obs: Observations of all environments, batch size (N,).
             step: Step of the rollout.
         """
-        if self.model is None:
+        if self.model is None or self.coef == 0:
             return
-        if self.coef == 0:
-            if self.returns is not None and self.model.is_recurrent:
-                self.model(obs)
-        elif self._options.teacher_loss != "kl":
+        if self._options.teacher_loss != "kl":
             self._recorded.append((self.model(obs).clone(),))  # a controller may reuse its output
         else:
             self.model(obs, stochastic_output=True)
@@ -246,9 +200,7 @@ class Imitation(Extension):
         return {f"{name} {index}": params for index, params in enumerate(self.params())}
 
     def process_env_step(self, step: int, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Add a step's rewards (N,), without RND's, and clear the state of ended episodes."""
-        if self.returns is not None:
-            self.returns.add(rewards, dones)
+        """Clear the state of ended episodes."""
         for model in self.stateful_models().values():
             model.reset(dones)
 
@@ -261,23 +213,14 @@ class Imitation(Extension):
         """Return the teacher, or several, each with its own state; none before it is set."""
         return {} if self.model is None else models_by_role(self.model)
 
-    def metrics(self) -> dict[str, torch.Tensor]:
-        """Return the values that ``advance`` needs from all ranks. Shape: () each."""
-        return {} if self.returns is None else self.returns.metrics(self._ranks)
-
     def advance(self, metrics: dict[str, float]) -> None:
         """Advance the schedule unless it waits; turn the update's metrics into those to log."""
-        waits = self._waits()
         if self.teacher is None:
             del metrics["teacher"]
         if self._options.teacher_coef > 0:
             metrics["teacher_coef"] = self.coef
-        if self.returns is not None:
-            ended = metrics.pop("return_sum"), metrics.pop("num_returns")
-            if not waits:
-                self.returns.conclude(*ended)
         self._recorded = []
-        if not waits:
+        if not self._waits():
             self._num_updates += 1
 
     def start_training(self) -> None:
@@ -286,39 +229,31 @@ class Imitation(Extension):
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
         """
-        if self._options.teacher_coef > 0 and not self.is_loaded:
-            with torch.inference_mode(False):  # the runner's rollout disables gradients
-                self._ranks.run_together(self._load_file)
-
-    def _load_file(self) -> None:
         path, coef = self._options.teacher_checkpoint, self._options.teacher_coef
+        if coef == 0 or self.is_loaded:
+            return
         if self.model is None:
             raise ValueError(
                 f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
                 " construct_algorithm calls, before training starts."
             )
-        if isinstance(self.model, SelectedTeachers):
-            if path is not None:
-                raise ValueError(
-                    f"teacher_checkpoint is '{path}', expected None with several teachers: each has"
-                    " its own file, 'checkpoint' in teacher_cfg.teachers."
-                )
-        elif path is None:
+        if path is None and not isinstance(self.model, SelectedTeachers):
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
                 " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
                 " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
-        load_teacher(self.model, path, self._storage.observations, _advice)
+        load_teacher(self.model, path, self._storage.observations, self._ranks, _advice)
         self.is_loaded = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that the schedule needs to continue; empty without a teacher."""
         if self.model is None or (has_parameters(self.model) and not self.is_loaded):
             return {}
-        returns = {} if self.returns is None else {"returns": self.returns.state_dict()}
-        teacher = self.model.state_dict()
-        return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
+        return {
+            "num_updates": self._num_updates,
+            "teacher_state_dict": self.model.state_dict(),
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
         """Restore the schedule, and the teacher if the checkpoint has one.
@@ -349,17 +284,6 @@ class Imitation(Extension):
             teacher.load_state_dict(state_dict)
             self.is_loaded = True
         self._num_updates = saved.get("num_updates", 0)
-        if self.returns is not None:
-            self.returns.load_state_dict(saved.get("returns", []))
-
-    def running_state(self) -> dict[str, Any]:
-        """Return the returns of the running episodes, if the schedule follows them."""
-        return {} if self.returns is None else {"returns": self.returns.running}
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore the returns of the running episodes."""
-        if self.returns is not None and "returns" in state:
-            self.returns.running = state["returns"].to(self._storage.dones.device)
 
 
 def build_teacher(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.auxiliary_reference import HEADS
+from support.cases import HEADS
 from support.helpers import (
     make_distillation,
     make_obs,
@@ -157,7 +157,7 @@ def test_the_teacher_acts_in_no_held_out_environment():
         {},
         {"student": "mlp"},
         {"buffer_rollouts": 2, "num_mini_batches": 2},
-        {"batch_teacher_labels": True, "gradient_length": 4, "update_length": 2},
+        {"gradient_length": 4, "update_length": 2},
     ],
     ids=names,
 )

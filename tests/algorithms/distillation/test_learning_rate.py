@@ -15,7 +15,7 @@ from scripts.what_matters import PerfectTeacher
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 RATE = 0.01
 SGD = {"optimizer": "sgd", "max_grad_norm": None, "learning_rate": RATE}
-HEADS = {"velocity": {"target": "state", "columns": [1]}}
+HEADS = {"velocity": {"target": "state"}}
 
 
 def make(**options):

@@ -1,216 +1,160 @@
 """Several teachers: each sample has exactly the label of its own teacher."""
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import parameters_of
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
+from support.helpers import parameters_of, roll_out, train
 from support.inside import assert_same
+from support.rank_processes import group, run_ranks
 from support.several_teachers import (
-    MEMORYLESS,
     TEACHERS,
-    LabelledByHand,
     N,
     T,
+    build_alone,
     by_sign,
-    load_alone,
+    first_obs,
     make,
-    random_rollout,
-    roll_out,
     save_teachers,
     select,
 )
-from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.tolerances import SAME_FLOAT32
+from support.trained import load_policy
 
-from rsl_tbptt.core import hidden_state
-from rsl_tbptt.models import teacher_group
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt_tasks.memory import RecallEnv
 
-ALL = tuple(TEACHERS)
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
+
+NAMES = ("walk", "trot", "see")  # ``roll_out`` draws among three
+WALK = TEACHERS["walk"]
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """Return the config of four teachers with their files in a folder."""
-    return save_teachers(tmp_path_factory.mktemp("teachers"))
+    """Return the config of three teachers with their files in a folder."""
+    return save_teachers(tmp_path_factory.mktemp("teachers"), NAMES)
 
 
-@pytest.fixture(params=[True, False], ids=["rows_of_their_own", "all_rows"])
-def _choosing(request, monkeypatch):
-    """Run each test with the selection of rows as on a CPU, and as on a GPU."""
-    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: request.param)
+def teachers_alone():
+    return [build_alone(name, seed=10 + number) for number, name in enumerate(NAMES)]
 
 
-def train(algorithm, obs, dones):
-    roll_out(algorithm, obs, dones)
-    return algorithm.update()
-
-
-def some(config, names):
-    return {name: config[name] for name in names}
-
-
-@pytest.mark.usefixtures("_choosing")
-@pytest.mark.parametrize("names", [ALL, ("trot",)])
-def test_labels_are_those_of_each_teacher_alone(config, names):
-    chosen = some(config, names)
-    algorithm, by_hand = make(chosen), LabelledByHand(load_alone(chosen))
-    for seed in range(3):  # states continue
-        obs, dones = random_rollout(seed, len(names))
-        roll_out(algorithm, obs, dones)
-        expected = by_hand(obs, dones)
-        torch.testing.assert_close(algorithm.storage.privileged_actions, expected, **SAME_FLOAT32)
-        assert torch.equal(
-            algorithm.experience.newest().labels["teacher"].long(),
-            obs["skill"].squeeze(-1).long(),
-        )
-        algorithm.update()
-
-
-def mean_losses(algorithm, obs, labels, dones):
-    """Return the mean loss of each teacher's samples at fixed parameters, by name."""
-    student = copy.deepcopy(algorithm.student)
-    student.reset(hidden_state=hidden_state.clone(algorithm.experience.start_state))
-    losses = []
-    with torch.no_grad():
-        for step in range(len(dones)):
-            losses.append((student(obs[step]) - labels[step]).square().mean(-1))
-            student.reset(dones[step].long())
-    losses, skill = torch.stack(losses), obs["skill"].squeeze(-1)
-    return {
-        name: losses[skill == number].mean().item()
-        for number, name in enumerate(algorithm.teacher.names)
-        if (skill == number).any()
-    }
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_mini_batches": 2, "num_learning_epochs": 2, "update_length": 2},
-        {"buffer_rollouts": 2, "buffer_share": 100.0, "num_micro_batches": 2},
-    ],
-    ids=str,
-)
-def test_the_loss_of_each_teacher_is_the_mean_over_its_samples(config, options):
-    algorithm = make(config, learning_rate=1e-30, **options)
-    for seed in range(2):
-        obs, dones = random_rollout(seed, len(config) - seed)  # at last without the last teacher
-        roll_out(algorithm, obs, dones)
-        labels = algorithm.storage.privileged_actions.clone()
-        expected = mean_losses(algorithm, obs, labels, dones)
-        metrics = algorithm.update()
-        found = {k: v for k, v in metrics.items() if k.startswith("behavior/")}
-        assert found == pytest.approx({f"behavior/{k}": v for k, v in expected.items()}, rel=1e-4)
-        assert not any("num_samples" in name for name in metrics)
+@pytest.mark.parametrize("algorithm", [TbpttDistillation, Distillation])
+def test_labels_are_those_of_each_teacher_alone(config, algorithm):
+    built, alone = make(config, algorithm=algorithm), teachers_alone()
+    before = parameters_of(built)
+    # States continue, but rsl_rl's own update clears them.
+    for seed in range(3 if algorithm is TbpttDistillation else 1):
+        roll_out(built, seed)
+        obs, expected = built.storage.observations, []
+        for step in range(T):
+            with torch.no_grad():
+                labels = torch.stack([teacher(obs[step]) for teacher in alone])
+            expected.append(labels[obs["skill"][step, :, 0].long(), torch.arange(N)])
+            for teacher in alone:
+                teacher.reset(built.storage.dones[step, :, 0])
+        labels = built.storage.privileged_actions.clone()
+        torch.testing.assert_close(labels, torch.stack(expected), **SAME_FLOAT32)
+        built.update()
+    assert not torch.equal(parameters_of(built), before)
 
 
 @pytest.mark.parametrize("selector", ["support.several_teachers:by_sign", by_sign])
 def test_the_selector_may_be_a_function(config, selector):
-    chosen = some(config, MEMORYLESS)
-    teachers = select(chosen, selector)
-    obs, _ = random_rollout(3, 2)
-    output, number = teachers(obs[0]), by_sign(obs[0])
-    for index, model in enumerate(load_alone(chosen).values()):
+    teachers, obs = select(config, selector), first_obs()
+    output, number = teachers(obs), by_sign(obs)
+    for index, teacher in enumerate(teachers_alone()[:2]):
         rows = number == index
-        torch.testing.assert_close(output[rows], model(obs[0])[rows], **SAME_FLOAT32)
+        torch.testing.assert_close(output[rows], teacher(obs)[rows], **SAME_FLOAT32)
 
 
-@pytest.mark.usefixtures("_choosing")
-@pytest.mark.parametrize("loss_type", ["mse", "kl"])
-def test_labels_at_once_are_those_of_the_steps(config, loss_type):
-    chosen = some(config, MEMORYLESS)
-    stepwise, batched = (
-        make(chosen, loss_type=loss_type, batch_teacher_labels=at_once) for at_once in (False, True)
-    )
-    with torch.no_grad():  # deviations that differ between teachers
-        for algorithm in (stepwise, batched):
-            algorithm.teacher.load_checkpoints()
-            for number, model in enumerate(algorithm.teacher.teachers.values()):
-                model.distribution.std_param.fill_(0.2 + 0.3 * number)
-            algorithm.teacher_loaded = True
-            algorithm.lazy_teacher.is_loaded = True
-    for seed in range(2):
-        obs, dones = random_rollout(seed, len(chosen))
-        metrics = []
-        for algorithm in (stepwise, batched):
-            torch.manual_seed(seed)
-            metrics.append(train(algorithm, obs, dones))
-        assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
-        of_rollouts = [each.experience.newest().labels for each in (stepwise, batched)]
-        for name, label in of_rollouts[0].items():
-            torch.testing.assert_close(of_rollouts[1][name], label, **SAME_FLOAT32)
-        if loss_type == "kl":
-            std = 0.2 + 0.3 * obs["skill"].expand(T, N, 2)
-            torch.testing.assert_close(of_rollouts[0]["std"], std, **SAME_FLOAT32)
-        parameters = [parameters_of(algorithm) for algorithm in (stepwise, batched)]
-        torch.testing.assert_close(*parameters, **PARITY_FLOAT32)
+def test_distribution_parameters_are_those_of_the_selected_teachers(config):
+    teachers = select(config)
+    teachers.load_checkpoints()
+    models: Any = teachers.teachers
+    for number, model in enumerate(models.values()):
+        model.distribution.std_param.data.fill_(0.2 + number)
+    obs = first_obs()
+    obs["skill"][:, 0] = torch.arange(N) % 2 + 1.0  # never the first
+    teachers(obs, stochastic_output=True)
+    mean, std = teachers.output_distribution_params
+    torch.testing.assert_close(std, (0.2 + obs["skill"]).expand(N, 2), **SAME_FLOAT32)
+    teachers.reset(torch.ones(N))
+    torch.testing.assert_close(teachers(obs), mean, **SAME_FLOAT32)
 
 
 def test_kl_is_refused_where_a_teacher_has_no_gaussian(config):
-    cfg = {key: v for key, v in TEACHERS["walk"]["cfg"].items() if key != "distribution_cfg"}
+    cfg = {key: value for key, value in WALK["cfg"].items() if key != "distribution_cfg"}
     teachers = {"trot": config["trot"], "walk": {**config["walk"], "cfg": cfg}}
     with pytest.raises(NotImplementedError, match="needs a Gaussian, but the teacher"):
         make(teachers, loss_type="kl")
 
 
-def test_rsl_rls_own_algorithm_runs_with_them(config):
-    algorithm = make(config, algorithm=Distillation, gradient_length=3)
-    by_hand = LabelledByHand(load_alone(config))
-    before = parameters_of(algorithm)
-    obs, dones = random_rollout(0, len(config))
-    roll_out(algorithm, obs, dones)
-    expected = by_hand(obs, dones)
-    torch.testing.assert_close(algorithm.storage.privileged_actions, expected, **SAME_FLOAT32)
-    algorithm.update()
-    assert not torch.equal(parameters_of(algorithm), before)
-
-
 @pytest.mark.parametrize("bad", [7.0, 0.5, float("inf")])
 def test_a_sample_of_no_teacher_is_named_and_nothing_is_lost(config, bad):
-    algorithm = make(config, teacher_action_share=1.0)
-    obs, dones = random_rollout(0, len(config))
-    train(algorithm, obs, dones)
+    algorithm, executed = make(config, teacher_action_share=1.0), []
+    train(algorithm, 0)
     before = parameters_of(algorithm)
-    obs["skill"][2, 1] = bad
-    executed = roll_out(algorithm, obs, dones)
-    assert executed.isfinite().all()  # no NaN reaches an environment
+
+    def spoil(step, obs):
+        if step == 2:
+            obs["skill"][1] = bad
+
+    act = algorithm.act
+    algorithm.act = lambda obs: executed.append(act(obs)) or executed[-1]
+    roll_out(algorithm, 0, on_step=spoil)
+    assert torch.stack(executed).isfinite().all()  # no NaN reaches an environment
     assert algorithm.storage.privileged_actions[2, 1].isnan().all()
-    message = (
-        r"observation group 'skill' of environments \[1\], first at step 2"
-        if bad == float("inf")
-        else r"the choice of a teacher by the observation group 'skill', which is none of"
-        r" 0 \(walk\), 1 \(trot\), 2 \(see\), 3 \(hop\), of environments \[1\], first at step 2"
-    )
-    with pytest.warns(UserWarning, match=message):
+    names = r"\(NaN where the observation group 'skill' is none of 0 \(walk\), 1 \(trot\), 2 \(see"
+    kind = "observation group 'skill'" if bad == float("inf") else rf"teacher actions {names}\)\)"
+    with pytest.warns(UserWarning, match=rf"{kind} of environments \[1\], first at step 2"):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert torch.equal(parameters_of(algorithm), before)
-    roll_out(algorithm, *random_rollout(1, len(config)))
-    assert "behavior/hop" in algorithm.update()
+    assert "behavior" in train(algorithm, 1)
 
 
 def test_labels_of_teachers_that_are_not_selected_do_not_matter(config):
-    """A NaN of a teacher that is not selected reaches nothing."""
-    chosen = some(config, MEMORYLESS)
     results = []
-    for poison in (False, True):
-        algorithm = make(chosen)
-        obs, dones = random_rollout(0, len(chosen))
-        if poison:
-            obs["camera"][obs["skill"].squeeze(-1) == 0] = torch.nan
-        torch.manual_seed(0)
-        assert "behavior" in train(algorithm, obs, dones)
+    for poison in (0.0, torch.nan):
+        algorithm = make(config)
+
+        def spoil(step, obs, poison=poison):
+            obs["camera"][obs["skill"].squeeze(-1) < 2] = poison
+
+        assert "behavior" in train(algorithm, 0, on_step=spoil)
         results.append(parameters_of(algorithm))
     assert torch.equal(*results)
 
 
+def test_a_nan_that_one_teacher_has_seen_leaves_the_memory_of_another(tmp_path):
+    algorithm = make(save_teachers(tmp_path, ["walk", "trot", "hop"]))
+
+    def spoil(step, obs):
+        if step == T - 1:
+            obs["state"][2], obs["skill"][2] = torch.nan, 2.0
+
+    roll_out(algorithm, 0, done_rate=0.0, on_step=spoil)
+    teachers = [algorithm.teacher.teachers[name] for name in ("trot", "hop")]
+    trot, hop = (copy.deepcopy(each.get_hidden_state()) for each in teachers)
+    with pytest.warns(UserWarning, match=r"'state' of environments \[2\]"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(teachers[0].get_hidden_state(), trot)
+    hop[:, 2] = 0.0
+    assert_same(teachers[1].get_hidden_state(), hop)
+
+
 REFUSED_CONFIGS = [
     ({}, "teachers has the names"),
-    ({"train": TEACHERS["walk"]}, "teachers has the names"),
-    ({"walk": TEACHERS["walk"]["cfg"]}, r"teachers\['walk'\] has the keys"),
-    ({"walk": {**TEACHERS["walk"], "obs_groups": ["heights"]}}, "'walk' has obs_groups"),
-    ({"walk": {**TEACHERS["walk"], "obs_groups": "state"}}, "'walk' has obs_groups"),
+    ({"train": WALK}, "teachers has the names"),
+    ({"walk": WALK["cfg"]}, r"teachers\['walk'\] has the keys"),
+    ({"walk": {**WALK, "obs_groups": ["heights"]}}, "'walk' has obs_groups"),
+    ({"walk": {**WALK, "obs_groups": "state"}}, "'walk' has obs_groups"),
     (
         {"walk": {"cfg": {"class_name": "MLPModel", "hiden_dims": [8]}, "obs_groups": ["state"]}},
         r"'walk' cannot be built from teacher\.teachers\.walk\.cfg .*hiden_dims",
@@ -233,27 +177,22 @@ REFUSED_SELECTORS = [
     ("skil", r"selector is 'skil', expected one of \['camera',"),
     (raising, r"fails on the first observations .*nothing"),
     ("policy", r"the observation group 'policy', .* shape \(5, 5\)"),
-    (
-        lambda obs: torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0]),
-        r"2 in environment 2\), expected .* 0 \(walk\), 1 \(see\)",
-    ),
+    (lambda obs: torch.arange(5.0), r"3 in environment 3\), expected .* 0 \(walk\), 1 \(trot\)"),
     (lambda obs: torch.full((5,), torch.nan), r"nan in environment 0"),
+    (lambda obs: obs["skill"].fill_(1.0), r"writes into the 'skill' that it is given"),
 ]
 
 
 @pytest.mark.parametrize(("selector", "message"), REFUSED_SELECTORS)
 def test_a_selector_that_names_no_teacher_is_refused_by_name(config, selector, message):
     with pytest.raises(ValueError, match=message):
-        select(some(config, MEMORYLESS), selector)
+        select(config, selector)
 
 
 UNFIT = [
     ({"checkpoint": "nowhere.pt"}, r"teacher 'walk'.*nowhere\.pt' does not exist"),
     ({"checkpoint": None}, r"teacher\.teachers\.walk\.checkpoint is None"),
-    (
-        {"cfg": {**TEACHERS["walk"]["cfg"], "hidden_dims": [9]}},
-        r"'walk'.*'mlp\.0\.weight' has shape",
-    ),
+    ({"cfg": {**WALK["cfg"], "hidden_dims": [9]}}, r"'walk'.*'mlp\.0\.weight' has shape"),
 ]
 
 
@@ -265,107 +204,115 @@ def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, 
         with pytest.raises(ValueError, match=message):
             start()
     assert_same(algorithm.teacher.state_dict(), before)
+    with pytest.raises(ValueError, match=r"teacher_checkpoint is 'one\.pt', expected None with s"):
+        make(config, teacher_checkpoint="one.pt")
 
 
 def test_a_checkpoint_brings_all_teachers_by_name_and_needs_no_file(config):
     algorithm = make(config)
-    train(algorithm, *random_rollout(0, len(config)))
-    nowhere = {name: {**config[name], "checkpoint": None} for name in reversed(ALL)}
+    train(algorithm, 0)
+    nowhere = {name: {**config[name], "checkpoint": None} for name in reversed(NAMES)}
     resumed = make(nowhere)
     resumed.load(copy.deepcopy(algorithm.save()), None, strict=True)
-    assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
-    stock = make(nowhere, algorithm=Distillation, gradient_length=3)
+    stock = make(nowhere, algorithm=Distillation)
     stock.load(copy.deepcopy(resumed.save()), None, strict=True)
     resumed.load(stock.save(), None, strict=True)
-    assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
-    train(resumed, *random_rollout(1, len(config)))
-    for name, model in load_alone(config).items():
-        assert_same(resumed.teacher.teachers[name].state_dict(), model.state_dict())
+    train(resumed, 1)
+    for name, teacher in zip(NAMES, teachers_alone(), strict=True):
+        assert_same(resumed.teacher.teachers[name].state_dict(), teacher.state_dict())
     player = make(nowhere)
     player.load(algorithm.save(), {"student": True}, strict=True)  # a policy that plays
     assert torch.equal(parameters_of(player), parameters_of(algorithm))
-
-
-def test_a_nan_that_one_teacher_has_seen_leaves_the_memory_of_another(config):
-    algorithm = make(config)
-    obs, dones = random_rollout(0, len(config))
-    obs["state"][-1, 2], obs["skill"][-1, 2] = torch.nan, ALL.index("hop")
-    roll_out(algorithm, obs, torch.zeros_like(dones))
-    teachers = [algorithm.teacher.teachers[name] for name in ("trot", "hop")]
-    trot, hop = (copy.deepcopy(each.get_hidden_state()) for each in teachers)
-    with pytest.warns(UserWarning, match=r"'state' of environments \[2\]"):
-        assert algorithm.update() == {"skipped_updates": 1.0}
-    assert_same(teachers[0].get_hidden_state(), trot)
-    hop[:, 2] = 0.0
-    assert_same(teachers[1].get_hidden_state(), hop)
-
-
-@pytest.mark.usefixtures("_choosing")
-def test_distribution_parameters_are_those_of_the_selected_teachers(config):
-    """Even if the first of them has no row."""
-    teachers = select(config)
-    teachers.load_checkpoints()
-    models: Any = teachers.teachers
-    for number, model in enumerate(models.values()):
-        model.distribution.std_param.data.fill_(0.2 + number)
-    obs = random_rollout(0, len(config))[0][0]
-    obs["skill"].clamp_(min=1.0)
-    teachers(obs, stochastic_output=True)
-    mean, std = teachers.output_distribution_params
-    torch.testing.assert_close(std, (0.2 + obs["skill"]).expand(N, 2), **SAME_FLOAT32)
-    teachers.reset()
-    torch.testing.assert_close(teachers(obs), mean, **SAME_FLOAT32)
-
-
-def test_a_checkpoint_of_other_teachers_is_refused(config):
-    algorithm = make(config)
-    algorithm.lazy_teacher.start_training()
-    before, saved = parameters_of(algorithm), algorithm.save()
-    teacher = saved["teacher_state_dict"]
-    fewer = {key: tensor for key, tensor in teacher.items() if "hop" not in key}
+    before, saved = parameters_of(resumed), algorithm.save()
+    own = saved["teacher_state_dict"]
+    fewer = {key: tensor for key, tensor in own.items() if "trot" not in key}
     of_ppo = {"actor_state_dict": algorithm.teacher.teachers["walk"].state_dict()}
     for checkpoint, message in (
-        (of_ppo, r"to none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
-        ({**saved, "teacher_state_dict": fewer}, r"of the teacher\.teachers\.hop\.cfg"),
+        (of_ppo, r"to none of the teachers \['see', 'trot', 'walk'\]"),
+        ({**saved, "teacher_state_dict": fewer}, r"of the teacher\.teachers\.trot\.cfg"),
     ):
         with pytest.raises(ValueError, match=message):
-            algorithm.load(checkpoint, None, strict=True)
-    assert torch.equal(parameters_of(algorithm), before)
+            resumed.load(checkpoint, None, strict=True)
+    assert torch.equal(parameters_of(resumed), before)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"teacher_checkpoint": "one.pt"}, r"teacher_checkpoint is 'one\.pt', expected None with"),
-        ({"auxiliary": {"hint": {"target": "teacher:mlp.0"}}}, "expected no layer of a teacher wi"),
-        (
-            {"loss_type": [{"loss": "mse", "actions": [1, 2], "name": "walk"}]},
-            r"loss_type\[0\]\.name is 'walk'",
-        ),
-    ],
-)
-def test_options_for_a_single_teacher_are_refused(config, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(config, **options)
+class Skills(RecallEnv):
+    """The recall task with another skill at every step."""
+
+    def get_observations(self):
+        obs = super().get_observations()
+        obs["skill"] = (self.episode_length_buf % 2).float().unsqueeze(-1)
+        return obs
 
 
-def test_samples_without_a_teacher_are_allowed_if_their_weight_is_zero(config):
-    """Such samples have no label and cause no NaN in the teachers' own losses."""
-    chosen = some(config, MEMORYLESS)
-    results = []
-    for number in (0.0, 7.0):
-        algorithm = make(
-            chosen,
-            imitation_weight=lambda transitions: (torch.arange(N) != 2).float().expand(T, N),
-            teacher_action_share=0.5,
-        )
-        obs, dones = random_rollout(0, len(chosen))
-        roll_out(algorithm, obs, dones)  # the first rollout must be valid
-        algorithm.update()
-        obs["skill"][:, 2] = number
-        torch.manual_seed(0)
-        results.append((train(algorithm, obs, dones), parameters_of(algorithm)))
-    (expected, plain), (metrics, parameters) = results
-    assert metrics == expected
-    assert "behavior/walk" in metrics
-    assert torch.equal(parameters, plain)
+def several(folder) -> dict[str, Any]:
+    """Return two teachers, whose files a PPO runner wrote."""
+    teachers, cfg = {}, fine_tuning_cfg(num_mini_batches=1)
+    for name, groups, role in (("tell", "privileged", "teacher_cfg"), ("guess", "policy", "")):
+        model = copy.deepcopy(cfg["algorithm"][role] if role else cfg["actor"])
+        own = fine_tuning_cfg(num_mini_batches=1) | {"actor": copy.deepcopy(model)}
+        own["obs_groups"]["actor"] = [groups]
+        path = folder / f"{name}.pt"
+        save_untrained(OnPolicyRunner(Skills(4, 3), own, log_dir=None), path)
+        teachers[name] = {"cfg": model, "checkpoint": str(path), "obs_groups": [groups]}
+    named = {"class_name": "rsl_tbptt.models:SelectedTeachers", "selector": "skill"}
+    return {**named, "teachers": teachers}
+
+
+def test_a_run_learns_resumes_plays_and_continues_without_the_files(tmp_path):
+    folder = tmp_path / "teachers"
+    folder.mkdir()
+    cfg = {**distillation_cfg(learning_rate=1e-2), "teacher": several(folder)}
+
+    def start(num_envs: int = 4) -> Any:
+        return DistillationRunner(Skills(num_envs, 3), copy.deepcopy(cfg), log_dir=None)
+
+    runner, losses = start(), []
+    for _ in range(2):
+        runner.learn(10)
+        losses.append(runner.alg.metrics["behavior"])
+    assert losses[1] < losses[0]
+    save_untrained(runner, tmp_path / "model.pt")
+    assert load_policy(tmp_path / "model.pt").is_recurrent  # as the tools do
+    shutil.rmtree(folder)
+    resumed, player = start(), start(1)
+    resumed.load(str(tmp_path / "model.pt"))
+    resumed.learn(1)
+    player.load(str(tmp_path / "model.pt"), {"student": True})
+    player.get_inference_policy()(player.env.get_observations())
+    with pytest.raises(ValueError, match=r"The teacher 'tell' cannot be loaded from '.*tell\.pt'"):
+        start().learn(1)
+    tuned = fine_tuning_cfg(num_mini_batches=1, teacher_cfg=several(tmp_path))
+    ppo = OnPolicyRunner(Skills(4, 3), tuned, log_dir=None)
+    ppo.load(str(tmp_path / "model.pt"))
+    ppo.learn(2)
+    assert parameters_of(ppo.alg).isfinite().all()
+
+
+def test_ppo_imitates_several_teachers_from_the_start(tmp_path):
+    chosen = {"num_mini_batches": 1, "teacher_cfg": several(tmp_path)}
+    chosen["critic_warmup_iterations"] = 0
+    ppo = OnPolicyRunner(Skills(4, 3), fine_tuning_cfg(**copy.deepcopy(chosen)), log_dir=None)
+    ppo.learn(1)
+    assert ppo.alg.save()["rsl_tbptt"]["imitation"]["num_updates"] == 1
+    chosen["teacher_checkpoint"] = "teacher.pt"
+    with pytest.raises(ValueError, match=r"'teacher\.pt', expected None with several teachers"):
+        OnPolicyRunner(Skills(4, 3), fine_tuning_cfg(**chosen), log_dir=None)
+
+
+SHARES = (2, 3)
+
+
+def start_of_rank(rank, config, folder):
+    missing = {**config, "trot": {**config["trot"], "checkpoint": "nowhere.pt"}}
+    message = "On rank 1: The teacher 'trot' cannot be loaded from 'nowhere.pt'"
+    with group(rank, SHARES, folder) as share:
+        chosen = missing if rank == 1 else config
+        refused = make(chosen, num_envs=SHARES[rank], multi_gpu_cfg=share.cfg)
+        with pytest.raises(ValueError, match=message):
+            refused.lazy_teacher.start_training()
+
+
+@pytest.mark.long
+def test_a_file_missing_in_one_process_ends_all(tmp_path):
+    run_ranks(start_of_rank, (save_teachers(tmp_path), str(tmp_path)), len(SHARES))

@@ -19,7 +19,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.extensions.weight_average import DECAY
 
 T, N = 6, 4
-HEADS = {"velocity": {"target": "state", "columns": [1]}}
+HEADS = {"velocity": {"target": "state"}}
 
 
 @pytest.fixture(autouse=True)

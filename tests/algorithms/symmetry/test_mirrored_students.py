@@ -131,7 +131,6 @@ def test_what_distillation_cannot_do_is_refused(options, message):
         {"student": "cnn-lstm", "buffer_rollouts": 2, "buffer_gb": 0.0005},
         {"tail": "drop", "update_length": 2, "gradient_length": 4},
         {"teacher_action_share": 0.5},
-        {"batch_teacher_labels": True},
     ],
 )
 def test_other_options_work_with_it(options):

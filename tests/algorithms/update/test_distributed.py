@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support.auxiliary_reference import HEADS, vector
+from support.auxiliary_reference import vector
+from support.cases import HEADS
 from support.helpers import (
     make_distillation,
     make_obs,
@@ -67,14 +68,13 @@ def draw(algorithm, modules, multi_gpu_cfg):
 
 SGD = {"optimizer": "sgd", "learning_rate": 0.1}  # Adam enlarges rounding of small gradients
 
-LATENT = {"latent": {"target": "teacher:mlp.0"}}
 OPTIONS = (
     {},
     {"num_micro_batches": 2},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
     {"weight_average": True},
-    {"auxiliary": {**HEADS, **LATENT}, "batch_teacher_labels": True, **SGD},
+    {"auxiliary": HEADS, **SGD},
     {"student": "cnn-gru"},
     # The whole buffer in one mini-batch, because a random part would depend on the processes.
     {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},

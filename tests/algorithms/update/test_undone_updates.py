@@ -149,8 +149,6 @@ def fine_tuning():
         schedule="fixed",
         desired_kl=1e-9,
         critic_warmup_iterations=1,
-        teacher_schedule="return",
-        teacher_return=10.0,
     )
     return after_two_updates(algorithm)
 
@@ -181,14 +179,13 @@ MOMENTS = {
     distilling_with_a_buffer: [
         *("experience.take", "experience._plan", "conclude", "_metrics", "transaction._fetch"),
         *("transaction._watch", "MirroredRobots.split", "MirroredRobots.advance"),
-        "LossPerTeacher.advance",
     ],
     reinforcing_with_symmetry_and_rnd: [
         *("_begin_update", "conclude", "MirroredRobots.advance", "_advance", "RndTraining.step"),
     ],
     fine_tuning: [
         *("_begin_update", "conclude", "_metrics", "_update_normalization", "transaction._fetch"),
-        *("gradient.policy_loss.adapt", "imitation.returns.conclude"),
+        "gradient.policy_loss.adapt",
         *("imitation.advance", "_fine_tuning.advance", "_advance", "transaction._watch"),
     ],
 }

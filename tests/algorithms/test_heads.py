@@ -1,4 +1,4 @@
-"""Auxiliary heads with everything else: unchanged results, refused options, checkpoints."""
+"""Auxiliary heads: gradients of a reference, unchanged results, refused options, checkpoints."""
 
 import math
 from typing import Any
@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
-from support.auxiliary_reference import HEADS, vector
+from support.auxiliary_reference import (
+    by_ppo as one_step_of_ppo,
+)
+from support.auxiliary_reference import (
+    distilling,
+    gradient_of_update,
+    reference_of_distillation,
+    reference_of_ppo,
+    roll_out_by_ppo,
+    roll_out_distillation,
+    vector,
+)
+from support.cases import HEADS
 from support.helpers import (
     make_distillation,
     make_ppo,
@@ -16,13 +28,13 @@ from support.helpers import (
 )
 from support.imitation import forget
 from support.inside import assert_same, networks_of_heads, through_a_file
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 T, N = 6, 5
-LATENT = {"latent": {"target": "teacher:mlp.0"}}
 
 
 def distillation(**options: Any) -> Any:
@@ -68,8 +80,6 @@ MEMORY = {"buffer_rollouts": 2, "num_mini_batches": 2, "num_learning_epochs": 2}
 )
 def test_heads_with_coefficient_zero_change_no_bit(make, options, change):
     heads = {name: {**head, **change} for name, head in HEADS.items()}
-    if make is distillation:
-        heads |= {"latent": {**LATENT["latent"], **change}}
     with_heads = make(auxiliary=heads, **options)
     random_state = torch.get_rng_state()
     without = make(**options)
@@ -83,22 +93,6 @@ def test_heads_with_coefficient_zero_change_no_bit(make, options, change):
     assert moves == (change == {"detach": True})
 
 
-@pytest.mark.parametrize("poison", [1e6, math.nan])
-def test_unused_targets_do_not_matter(poison):
-    heads = {"later": {"target": "state", "delay": 2}}
-    results = []
-    for value in (0.0, poison):
-        algorithm = distillation(auxiliary=heads)
-        roll_out(algorithm, 0, done_rate=0.0)
-        storage = algorithm.storage
-        storage.dones[3, 1] = 1
-        storage.observations["state"][:2] = value  # before the first target
-        storage.observations["state"][4:, 1] = value  # in another episode than all steps before it
-        assert len(algorithm.update()) > 1
-        results.append(all_of(algorithm))
-    assert_same(*results)
-
-
 def reduced(predictions, targets):
     return (predictions - targets).square().mean()
 
@@ -106,15 +100,15 @@ def reduced(predictions, targets):
 STATE = {"target": "state"}
 BAD = [
     ({"x": {"target": "nothing"}}, "auxiliary.x.target is 'nothing'"),
-    ({"x": {**STATE, "columns": [7]}}, r"x.columns is \[7\], expected at most 6"),
-    ({"x": {**STATE, "columns": [1, 1]}}, r"columns is \(1, 1\)"),
-    ({"x": {**STATE, "delay": T}}, f"x.delay is {T}"),
+    ({"x": {"target": "teacher:mlp.0"}}, "'teacher:mlp.0', .*: let the environment make a group"),
+    ({"x": {**STATE, "columns": [1]}}, "Option 'columns' of auxiliary.x is gone: let the environ"),
+    ({"x": {**STATE, "delay": 2}}, "Option 'delay' of auxiliary.x is gone: let the environment"),
     ({"x": {**STATE, "hidden_dims": [0]}}, r"x.hidden_dims is \(0,\)"),
     ({"x": {**STATE, "loss": "mae"}}, "x.loss is 'mae'"),
     ({"x": {**STATE, "loss": "nowhere:loss"}}, "x.loss is 'nowhere:loss'"),
     ({"x": {**STATE, "loss": reduced}}, "x.loss is <function.*one loss per column"),
-    ({"x": {**STATE, "colums": [1]}}, "Unknown option 'colums' of auxiliary.x: did you mean"),
-    ({"x": {"columns": [1]}}, "auxiliary.x is .* expected a dictionary with 'target'"),
+    ({"x": {**STATE, "hidden_dim": [1]}}, "'hidden_dim' of auxiliary.x: did you mean 'hidden_dims"),
+    ({"x": {"coef": 0.5}}, "auxiliary.x is .* expected a dictionary with 'target'"),
     ({"a b": STATE}, "auxiliary has a head 'a b', expected a name"),
     (["x"], r"auxiliary is \['x'\], expected options by the name"),
 ]
@@ -126,38 +120,16 @@ def test_bad_heads_are_refused_by_name_before_any_rollout(heads, message):
         distillation(auxiliary=heads)
 
 
-def test_a_layer_that_the_teacher_lacks_is_refused():
-    with pytest.raises(ValueError, match=r"'teacher:mlp.9', expected a layer.*'mlp.0', 'mlp.1'"):
-        distillation(auxiliary={"x": {"target": "teacher:mlp.9"}})
-    with pytest.raises(ValueError, match=r"'teacher:mlp.0'.*: no teacher's layers are recorded"):
-        by_ppo(auxiliary=LATENT)
-    images = {"teacher": "cnn", "batch_teacher_labels": True}
-    with pytest.raises(ValueError, match="none of a CNN with batch_teacher_labels"):
-        distillation(auxiliary={"x": {"target": "teacher:cnns.camera"}}, **images)
-
-
 def test_a_model_whose_latent_is_not_seen_is_refused():
     with pytest.raises(NotImplementedError, match="auxiliary is set, expected None with a OwnForw"):
         distillation(student="stepwise", auxiliary=HEADS)
-
-
-def test_layers_of_a_recurrent_teacher_are_recorded():
-    algorithm = distillation(teacher="lstm", auxiliary={"latent": {"target": "teacher:rnn"}})
-    roll_out(algorithm, 0)
-    algorithm._labels.complete()
-    recorded = algorithm._labels.layers.outputs["rnn"]
-    model, storage = algorithm.teacher, algorithm.storage
-    model.reset()
-    for t in range(T):
-        torch.testing.assert_close(recorded[t], model.get_latent(storage.observations[t]))
-        model.reset(storage.dones[t].squeeze(-1))
 
 
 @pytest.mark.parametrize(
     ("make", "coef"), [(distillation, 1.0), (by_ppo, 1.0), (distillation, 0.0)]
 )
 def test_nan_in_a_target_is_named_and_undone_unless_its_head_has_no_weight(make, coef):
-    algorithm = make(auxiliary={"x": {"target": "state", "columns": [0], "coef": coef}})
+    algorithm = make(auxiliary={"x": {"target": "state", "coef": coef}})
     train(algorithm, 0)
     before = all_of(algorithm)
     roll_out(algorithm, 1)
@@ -170,14 +142,6 @@ def test_nan_in_a_target_is_named_and_undone_unless_its_head_has_no_weight(make,
     with pytest.warns(UserWarning, match=message):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert_same(all_of(algorithm), before)
-
-
-def test_nan_in_a_layer_of_the_teacher_is_named():
-    algorithm = distillation(auxiliary=LATENT)
-    roll_out(algorithm, 0)
-    algorithm._labels.layers.outputs["mlp.0"][3, 2] = math.nan
-    with pytest.warns(UserWarning, match=r"the teacher's layer 'mlp.0' of environments \[2\]"):
-        algorithm.update()
 
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
@@ -218,7 +182,7 @@ def test_checkpoints_load_with_and_without_heads(make):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"columns": [1, 4]}, r"velocity.columns is \[1, 4\], expected \[4, 1\] as in the check"),
+        ({"target": "policy"}, r"velocity.target is 'policy', expected 'state' as in the checkp"),
         ({"hidden_dims": [6]}, r"velocity.hidden_dims is \[6\], expected \[5\]"),
     ],
 )
@@ -239,3 +203,77 @@ def test_ppo_continues_with_the_heads_of_a_student():
     ppo.load(through_a_file(student.save()), None, strict=True)
     assert torch.equal(heads_of(ppo), heads_of(student))
     assert "auxiliary/velocity" in train(ppo, 0)
+
+
+@pytest.mark.parametrize(("option", "value"), [("columns", [4, 1]), ("delay", 2)])
+def test_a_head_of_an_earlier_version_with_an_option_that_is_gone_is_refused(option, value):
+    source, other = distillation(auxiliary=HEADS), distillation(auxiliary=HEADS)
+    checkpoint = source.save()
+    heads = checkpoint["rsl_tbptt"]["auxiliary"]["heads"]
+    for head in heads.values():
+        head |= {"columns": None, "delay": 0}  # as earlier versions wrote them
+    other.load(checkpoint, None, strict=True)
+    heads["velocity"][option] = value
+    message = rf"auxiliary\.velocity has {option} .*, an option that is gone: .* another name to"
+    with pytest.raises(ValueError, match=message):
+        other.load(checkpoint, None, strict=True)
+
+
+FLOAT64 = pytest.mark.usefixtures("float64_here")
+
+
+@FLOAT64
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"student": "gru", "num_micro_batches": 3},
+        {"student": "mlp"},
+        # All of the past: old samples keep their own targets.
+        {"student": "cnn-lstm", "num_micro_batches": 2, "buffer_rollouts": 2, "buffer_share": 99.0},
+    ],
+    ids=str,
+)
+def test_a_distillation_with_heads_equals_the_reference(options):
+    algorithm, pasts = distilling(T, N, auxiliary=HEADS, **options), []
+    for seed in range(3):  # all but the first begin in the middle of episodes
+        past = roll_out_distillation(algorithm, seed)
+        pasts = [*(pasts if "buffer_rollouts" in options else []), past]
+        expected = reference_of_distillation(algorithm, pasts)
+        torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
+
+
+@FLOAT64
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"actor": "cnn-lstm", "critic": "cnn-gru", "num_micro_batches": 2},
+        {"actor": "mlp", "critic": "mlp"},
+        {"minibatch_unit": "window", "gradient_length": T},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:minibatch_unit is 'window'")
+def test_ppo_with_heads_equals_the_reference(options):
+    rate = 0.1  # a step of the whole gradient can make a standard deviation negative
+    algorithm = one_step_of_ppo(T, N, auxiliary=HEADS, learning_rate=rate, **options)
+    for seed in range(2):
+        past = roll_out_by_ppo(algorithm, seed)
+        length = options.get("gradient_length", 3)
+        expected = rate * reference_of_ppo(algorithm, past, length)
+        torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
+
+
+@FLOAT64
+def test_samples_of_heads_have_the_algorithms_weights():
+    algorithm = one_step_of_ppo(T, N, auxiliary=HEADS, loss_reduction="episode_mean")
+    past = roll_out_by_ppo(algorithm, 0)
+    lengths = torch.zeros(T, N)
+    for env in range(N):
+        first = 0
+        for t in range(T):
+            if past.dones[t, env] or t == T - 1:
+                lengths[first : t + 1, env] = t + 1 - first
+                first = t + 1
+    expected = reference_of_ppo(algorithm, past, weights=1 / lengths)
+    torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
+    assert not torch.allclose(expected, reference_of_ppo(algorithm, past), rtol=1e-3)
