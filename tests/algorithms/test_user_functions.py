@@ -1,19 +1,15 @@
 """Functions of users are tried out once, when training is set up; errors name function and fix."""
 
-import inspect
 from typing import Any
 
 import pytest
 import torch
 from support.discrete import DISCRETE
 from support.helpers import make_distillation, make_ppo
-from support.several_teachers import MEMORYLESS, save_teachers
-from support.several_teachers import make as make_several
 from support.symmetry_reference import ENV, mirror, symmetry_cfg
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.compat.versions import GaussianDistribution
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -150,26 +146,3 @@ def test_a_mirror_loss_of_actions_without_gradient_is_refused():
         ValueError, match="use_mirror_loss is True, expected False with the actor's"
     ):
         make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, symmetry_cfg=cfg)
-
-
-def test_a_selector_that_writes_is_refused(tmp_path):
-    def selector(obs):
-        return obs["skill"].fill_(0.0)
-
-    with pytest.raises(ValueError, match=r"selector.*writes into the 'skill' that it is given"):
-        make_several(save_teachers(tmp_path, MEMORYLESS), selector=selector)
-
-
-@pytest.mark.skipif(
-    "std_range" not in inspect.signature(GaussianDistribution.__init__).parameters,
-    reason="rsl_rl 5.0 clamps no deviation",
-)
-@pytest.mark.parametrize("std_type", ["scalar", "log"])
-@pytest.mark.parametrize(("std", "found"), [(0.05, "0.1"), (3.0, "2")])
-def test_a_noise_that_the_actor_cannot_have_is_refused(std, found, std_type):
-    clamped = {"init_std": 0.3, "std_range": (0.1, 2.0), "std_type": std_type}
-    actor: dict[str, Any] = {"distribution_cfg": {"class_name": "GaussianDistribution", **clamped}}
-    message = f"student_action_std is {std}, expected .* it would act with {found}"
-    with pytest.raises(ValueError, match=message):
-        make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, student_action_std=std)
-    make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, student_action_std=0.5)

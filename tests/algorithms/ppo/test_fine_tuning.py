@@ -1,6 +1,7 @@
 """PPO that continues a distilled student: its noise, the critic's warm-up, checkpoints."""
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from support.imitation import forget
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.compat.versions import GaussianDistribution
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -215,3 +217,18 @@ def test_a_teacher_with_another_kind_of_distribution_is_refused(cfg):
     teacher = make_model("teacher", "mlp", 4, seed=9, **cfg)
     with pytest.raises(NotImplementedError, match="expected a GaussianDistribution"):
         make_pulled().set_teacher(teacher)
+
+
+@pytest.mark.skipif(
+    "std_range" not in inspect.signature(GaussianDistribution.__init__).parameters,
+    reason="rsl_rl 5.0 clamps no deviation",
+)
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+@pytest.mark.parametrize(("std", "found"), [(0.05, "0.1"), (3.0, "2")])
+def test_a_noise_that_the_actor_cannot_have_is_refused(std, found, std_type):
+    clamped = {"init_std": 0.3, "std_range": (0.1, 2.0), "std_type": std_type}
+    actor: dict[str, Any] = {"distribution_cfg": {"class_name": "GaussianDistribution", **clamped}}
+    message = f"student_action_std is {std}, expected .* it would act with {found}"
+    with pytest.raises(ValueError, match=message):
+        make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, student_action_std=std)
+    make_ppo(TbpttPPO, 4, 6, "mlp", "mlp", actor_kwargs=actor, student_action_std=0.5)
