@@ -106,7 +106,7 @@ format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-stats: $(INSTALLED)  ## print the table of sizes in CONTRIBUTING.md
+stats: $(INSTALLED)  ## print the sizes that tests/test_structure.py limits
 	@$(PY) -m scripts.ci.stats
 
 doctor: $(INSTALLED)  ## check this setup and print what is wrong

@@ -1,4 +1,4 @@
-"""The package's modules import each other in one direction."""
+"""The package is small, and its modules import each other in one direction."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = "rsl_tbptt"
+from scripts.ci.stats import PACKAGE, ROOT, sizes
+
+LIMITS = {
+    "files, rsl_tbptt": 100,
+    "lines, rsl_tbptt": 11_400,
+    "lines, rsl_tbptt/tools": 2_900,
+    "lines, rsl_tbptt/algorithms": 4_300,
+    "lines, tests": 17_500,
+    "lines, scripts": 2_300,
+    "words, manual": 15_500,
+    "lines, longest function": 60,
+}
+"""Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""
 WINGS = {"platforms": 0, "simulate": 1, "robot": 2, "runs": 2, "commands": 3}
 """Heights of the folders of the tools: each imports lower ones only."""
 
@@ -118,3 +129,48 @@ def test_the_checks_can_fail(tmp_path, second):
     graph = imports(tmp_path)
     assert circle(graph)
     assert mutual(graph)
+
+
+def test_nothing_is_larger_than_its_limit():
+    measured = sizes(ROOT)
+    assert {name: measured[name] for name in LIMITS if measured[name] > LIMITS[name]} == {}
+
+
+def test_sizes_are_those_by_hand(tmp_path):
+    files = {
+        "rsl_tbptt/core/one.py": '''"""Two lines
+of docstring."""
+
+import torch  # one, and a comment
+
+class Policy:
+    gamma = 0.9
+    """An attribute's docstring."""
+
+    def act(self): return """no
+docstring"""
+
+    @property
+    def _rate(self):
+        """Four lines, two of them code."""
+
+        return [
+            1]
+''',
+        "scripts/one.py": "# a comment\nx = 1\n",
+        "docs/howto/page.md": "# Two words\n",
+        "docs/studies/page.md": "# Not in the manual\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert sizes(tmp_path) == {
+        "files, rsl_tbptt": 1,
+        "lines, rsl_tbptt": 9,
+        "lines, rsl_tbptt/core": 9,
+        "lines, tasks": 0,
+        "lines, tests": 0,
+        "lines, scripts": 1,
+        "words, manual": 3,
+        "lines, longest function": 5,
+    }
