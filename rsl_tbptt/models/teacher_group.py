@@ -25,8 +25,6 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.models.controller import Untrained, has_parameters
 from rsl_tbptt.user_functions import unwritten
 
-_KEYS = {"cfg", "checkpoint", "obs_groups"}
-
 
 class SelectedTeachers(Untrained):
     """Teachers of any architectures and observation groups; one of them labels each sample.
@@ -73,26 +71,21 @@ class SelectedTeachers(Untrained):
                 selects no teacher somewhere in ``obs``.
         """
         super().__init__()
-        _check_configs(teachers, distribution_cfg)
-        self.names = tuple(teachers)
-        """Names of the teachers in the order of their numbers."""
-        self._groups = {
-            name: _groups_of(name, cfg.get("obs_groups"), obs_groups[obs_set], obs)
-            for name, cfg in teachers.items()
-        }
-        self.obs_groups = list(dict.fromkeys(chain(*self._groups.values())))
+        groups = _checked_groups(teachers, obs_groups[obs_set], obs, distribution_cfg)
+        self.obs_groups = list(dict.fromkeys(chain(*groups.values())))
         """The groups that any teacher observes."""
         models = {
-            n: _build(n, teachers[n]["cfg"], self._groups[n], obs, output_dim) for n in teachers
+            name: _build(name, cfg["cfg"], groups[name], obs, output_dim)
+            for name, cfg in teachers.items()
         }
         self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
-        self.unread = [*self.names]
-        """Names of the teachers whose files are still to be read."""
-        self.selector = Selector(selector, self.names, obs)
+        self.is_read = False
+        """Whether the teachers have their parameters."""
+        self.selector = Selector(selector, [*teachers], obs)
         self._selected = torch.empty(0, dtype=torch.int64)  # in the newest pass, (rows,)
         self._paths = {name: cfg.get("checkpoint") for name, cfg in teachers.items()}
         for name, path in self._paths.items():
-            check_teacher_file(self.teachers[name], path, f"teachers.{name}.checkpoint")
+            check_teacher_file(models[name], path, f"teachers.{name}.checkpoint")
         self._shapes = obs[:0].clone()
 
     @property
@@ -114,8 +107,7 @@ class SelectedTeachers(Untrained):
     @property
     def why_nan(self) -> str:
         """Why outputs may be NaN, for messages."""
-        selector = self.selector
-        return f" (NaN where {selector.described} is none of {selector.expected})"
+        return f" (NaN where {self.selector.described} is none of {self.selector.expected})"
 
     def load_checkpoints(self) -> None:
         """Read the teachers that no checkpoint has brought from their files.
@@ -125,21 +117,19 @@ class SelectedTeachers(Untrained):
                 then.
         """
         with torch.inference_mode(False):  # a rollout disables gradients
-            states = {name: self._read(name) for name in self.unread}
+            named = self.teachers.items()
+            states = {n: self._read(n, model) for n, model in named if has_parameters(model)}
             for name, state_dict in states.items():
                 self.teachers[name].load_state_dict(state_dict)
-        self.unread = []
+        self.is_read = True
 
-    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
+    def _read(self, name: str, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """Read a teacher's parameters and buffers from its file.
 
         Raises:
             ValueError: If the file is not named, missing, damaged or does not fit.
         """
         path = self._paths[name]
-        model: Any = self.teachers[name]
-        if not has_parameters(model):
-            return {}
         if path is None:
             raise ValueError(
                 f"teacher.teachers.{name}.checkpoint is None, expected the teacher's file: no"
@@ -165,35 +155,8 @@ class SelectedTeachers(Untrained):
         Returns:
             The missing names and the unexpected names.
         """
-        result = super().load_state_dict(state_dict, strict, assign)
-        self.unread = []
-        return result
-
-    def check_state_dict(
-        self, state_dict: Mapping[str, torch.Tensor], checkpoint: Mapping[str, Any]
-    ) -> None:
-        """Check that ``load_state_dict`` can load the teachers of a checkpoint.
-
-        Args:
-            state_dict: Parameters and buffers, of any shapes.
-            checkpoint: The checkpoint that they are from.
-
-        Raises:
-            ValueError: If it has other teachers, or if one of them was configured differently.
-        """
-        prefixes = [f"teachers.{name}." for name in self.names]
-        for key in state_dict:
-            if not key.startswith(tuple(prefixes)):
-                raise ValueError(
-                    f"The checkpoint holds '{key}', which belongs to none of the teachers"
-                    f" {list(self.names)}: expected a distillation's from these. Name a single"
-                    " teacher's file by its own 'checkpoint' in the config."
-                )
-        for name, prefix, model in zip(self.names, prefixes, self._models, strict=True):
-            part = {
-                k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)
-            }
-            check_fits(model, part, role_of(name), self._shapes, checkpoint)
+        self.is_read = True
+        return super().load_state_dict(state_dict, strict, assign)
 
     def forward(
         self,
@@ -218,7 +181,7 @@ class SelectedTeachers(Untrained):
         Raises:
             ValueError: If the teachers' files are needed, and one is missing or does not fit.
         """
-        if self.unread:
+        if not self.is_read:
             self.load_checkpoints()
         self._selected = self.selector(obs)
         return self._select(
@@ -280,10 +243,10 @@ class Selector:
     def __init__(
         self,
         selector: str | Callable[[TensorDict], torch.Tensor],
-        names: tuple[str, ...],
+        names: Sequence[str],
         obs: TensorDict,
     ) -> None:
-        """Find the observation group or function, and try it out.
+        """Find the observation group or function, and call it once.
 
         Args:
             selector: An observation group of numbers, a function of observations of batch size
@@ -308,26 +271,18 @@ class Selector:
             self.described = f"the function {selector!r}"
             self._read = import_function("selector", selector, map(str, obs.keys()))
         try:
-            self._check(obs)
+            with unwritten("It", dict(obs.items())):
+                values, numbers = self._read(obs), self(obs)
+            if numbers.shape != obs.batch_size:
+                raise ValueError(f"shape {tuple(values.shape)} for {len(obs)} environments")
+            for env in (numbers < 0).nonzero().flatten().tolist():
+                raise ValueError(f"{values.reshape(-1)[env].item():g} in environment {env}")
         except Exception as error:  # your function can raise anything
             raise ValueError(
                 f"The selector, {self.described}, fails on the first observations"
                 f" ({type(error).__name__}: {error}), expected for each environment one of"
                 f" {self.expected}: a teacher's number is its place in 'teachers'."
             ) from error
-
-    def _check(self, obs: TensorDict) -> None:
-        """Check that each environment has a teacher.
-
-        Raises:
-            ValueError: If one has no teacher, or the selector writes into observations.
-        """
-        with unwritten("It", dict(obs.items())):
-            values, numbers = self._read(obs), self(obs)
-        if numbers.shape != obs.batch_size:
-            raise ValueError(f"shape {tuple(values.shape)} for {len(obs)} environments")
-        for env in (numbers < 0).nonzero().flatten().tolist():
-            raise ValueError(f"{values.reshape(-1)[env].item():g} in environment {env}")
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:
         """Return the number of each row's teacher, without host synchronisation.
@@ -357,38 +312,43 @@ def models_by_role(teacher: Any) -> dict[str, Any]:
     return {"teacher": teacher}
 
 
-def _check_configs(teachers: Mapping[str, Mapping[str, Any]], distribution_cfg: Any) -> None:
+def _checked_groups(
+    teachers: Mapping[str, Mapping[str, Any]],
+    default: Sequence[str],
+    obs: TensorDict,
+    distribution_cfg: Any,
+) -> dict[str, list[str]]:
+    """Check the entries of the config, and return the observation groups of each teacher.
+
+    Raises:
+        ValueError: If an entry is not valid.
+    """
     if distribution_cfg is not None:
         raise ValueError(
             f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
             " has its own, in its 'cfg'."
         )
-    taken = nn.ModuleDict()
-    names = [str(name) for name in teachers]
+    taken, names = nn.ModuleDict(), [str(name) for name in teachers]
     if not names or not all(name.isidentifier() and not hasattr(taken, name) for name in names):
         raise ValueError(
             f"teachers has the names {names}, expected at least one, each a word of letters, digits"
             " and underscores that torch's modules do not use."
         )
+    groups_by_name = {}
     for name, teacher in teachers.items():
-        if not {"cfg"} <= set(teacher) <= _KEYS:
+        if not {"cfg"} <= set(teacher) <= {"cfg", "checkpoint", "obs_groups"}:
             raise ValueError(
                 f"teachers['{name}'] has the keys {sorted(teacher)}, expected 'cfg', and perhaps"
                 " 'checkpoint' and 'obs_groups': put the model's own arguments into 'cfg'."
             )
-
-
-def _groups_of(
-    name: str, groups: Sequence[str] | None, default: Sequence[str], obs: TensorDict
-) -> list[str]:
-    groups = default if groups is None else groups
-    known = sorted(map(str, obs.keys()))
-    if isinstance(groups, str) or not groups or not set(groups) <= set(known):
-        raise ValueError(
-            f"The teacher '{name}' has obs_groups {groups!r}, expected a list of observation"
-            f" groups, some of {known}."
-        )
-    return list(groups)
+        groups = default if teacher.get("obs_groups") is None else teacher["obs_groups"]
+        if isinstance(groups, str) or not groups or not set(groups) <= set(obs.keys()):
+            raise ValueError(
+                f"The teacher '{name}' has obs_groups {groups!r}, expected a list of observation"
+                f" groups, some of {sorted(map(str, obs.keys()))}."
+            )
+        groups_by_name[name] = list(groups)
+    return groups_by_name
 
 
 def _build(
@@ -452,10 +412,22 @@ def check_teacher(
     Raises:
         ValueError: If they do not fit.
     """
-    if isinstance(teacher, SelectedTeachers):
-        teacher.check_state_dict(state_dict, checkpoint)
-    else:
+    if not isinstance(teacher, SelectedTeachers):
         check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, advice)
+        return
+    parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in teacher.teachers}
+    for key, tensor in state_dict.items():
+        _, name, parameter = [*key.split(".", 2), "", ""][:3]
+        if name not in parts:
+            raise ValueError(
+                f"The checkpoint holds '{key}', which belongs to none of the teachers"
+                f" {[*parts]}: expected a distillation's from these. Name a single teacher's file"
+                " by its own 'checkpoint' in the config."
+            )
+        parts[name][parameter] = tensor
+    models: Any = teacher.teachers
+    for name, part in parts.items():
+        check_fits(models[name], part, role_of(name), obs, checkpoint)
 
 
 def read_teacher(

@@ -271,7 +271,7 @@ def filled(what: Planned, env: Any, device: str) -> Any:
     elif what.agent["algorithm"].get("teacher_cfg"):
         algorithm.imitation.is_loaded = True
     if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):
-        teacher.unread = []
+        teacher.is_read = True
     roll_out(algorithm, env, 1)
     algorithm.storage.clear()  # the next rollout begins with hidden states, as all but the first do
     roll_out(algorithm, env, cfg["num_steps_per_env"])
