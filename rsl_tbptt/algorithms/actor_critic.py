@@ -156,7 +156,7 @@ class ActorCritic:
             **labels_of("old", storage.distribution_params),
         }
         for extension in self._extensions:
-            behaviour |= extension.labels(dones)
+            behaviour |= extension.labels()
         targets = {"returns": storage.returns, "values": storage.values}
         joined = [hidden_state.concatenate_envs(each) for each in zip(*states, strict=True)]
         seen, joined = self._seen(stored, joined, everything.episode_starts)

@@ -124,7 +124,7 @@ class Experience:
         stored, dones = self._storage.observations, self.dones()
         labels = dict(self._labels.of_rollout())
         for extension in self._extensions:
-            labels |= extension.labels(dones)
+            labels |= extension.labels()
         if self._mirrored:
             stored = self._mirrored.obs(observed_groups(self._student, stored))
             labels |= self._mirrored.behavior(labels)

@@ -88,8 +88,8 @@ class Extension:
     def drop_rollout(self, num_steps: int) -> None:
         """Undo changes of a rollout that is dropped after some steps; states continue."""
 
-    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return its labels of the stored rollout, given dones (T, N), bool: (T, N, ...) each."""
+    def labels(self) -> dict[str, torch.Tensor]:
+        """Return its labels of the stored rollout, shape (T, N, ...) each."""
         return {}
 
     def wrap(self, loss: Loss) -> Loss:

@@ -107,8 +107,7 @@ def parse_heads(auxiliary: Mapping[str, Any] | None) -> dict[str, HeadOptions]:
         head = f"auxiliary.{name}"
         if not isinstance(options, Mapping) or not isinstance(options.get("target"), str):
             raise ValueError(
-                f"{head} is {options!r}, expected a dictionary with 'target', an observation group"
-                " or 'teacher:LAYER'."
+                f"{head} is {options!r}, expected a dictionary with 'target', an observation group."
             )
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
         parsed[name] = parse_fields(HeadOptions, values, head, prefix=f"{head}.")
@@ -202,13 +201,7 @@ class AuxiliaryHeads(Extension):
 
     name, loaded_with = "auxiliary", ("actor", "auxiliary", "student")
 
-    def __init__(
-        self,
-        algorithm: Any,
-        model: MLPModel,
-        *,
-        reported_where: str | None = None,
-    ) -> None:
+    def __init__(self, algorithm: Any, model: MLPModel, reported_where: str | None = None) -> None:
         """Build the heads and their optimiser without changing the random state.
 
         Args:
@@ -259,10 +252,10 @@ class AuxiliaryHeads(Extension):
         """Return the observation groups that are targets."""
         return {head.options.target for head in self._heads.values()}
 
-    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
+    def labels(self) -> dict[str, torch.Tensor]:
         """Return the targets in the stored rollout, (T, N, D) each."""
-        stored = self._storage.observations
-        return {PREFIX + name: stored[head.options.target] for name, head in self._heads.items()}
+        stored, heads = self._storage.observations, self._heads.items()
+        return {PREFIX + name: stored[head.options.target].detach() for name, head in heads}
 
     def outputs(self, latent: torch.Tensor) -> Outputs:
         """Return the heads' predictions from latents, shape (rows, H): shape (rows, D) each."""

@@ -190,7 +190,7 @@ class Imitation(Extension):
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
-    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
+    def labels(self) -> dict[str, torch.Tensor]:
         """Return the recorded values as labels."""
         return labels_of("teacher", self.params())
 
