@@ -8,17 +8,13 @@ profile: where the time of one of our updates goes, by torch's profiler.
 
 host: time of the host in an optimiser step, which a GPU cannot shorten.
 
-cells: time of a window of each recurrent cell, next to a Python loop over its steps.
-
 update: time and memory of one update of your own sizes next to the installed rsl_rl's.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
@@ -65,9 +61,6 @@ def parse_args() -> argparse.Namespace:
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
     host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     host.set_defaults(measure=print_host_times)
-    cells = benchmarks.add_parser("cells", help="time of a window of each recurrent cell")
-    cells.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
-    cells.set_defaults(measure=print_cell_times)
     return parser.parse_args()
 
 
@@ -123,22 +116,7 @@ def print_host_times(args: argparse.Namespace) -> None:
 
     times = host_times(args.updates, args.device)
     rows = [(*row, f"{value:.2f}") for row, value in times.items()]
-    print_table(("algorithm", "library", "milliseconds per optimiser step"), rows)
-
-
-def print_cell_times(args: argparse.Namespace) -> None:
-    """Print the time of a window of each cell, by the engine and by a Python loop."""
-    from scripts.benchmark.cell_times import cell_times
-
-    rows = []
-    for *row, times in cell_times(args.rnn_hidden_dim):
-        rows.append([*row, *(f"{each:.1f}" for each in times), f"{times[0] / times[1]:.2f}"])
-    times = ("loop, ms", "engine, ms", "its products, ms")
-    print_table(("cell", "environments", *times, "times as fast"), rows)
-
-
-def print_table(heads: tuple[str, ...], rows: Iterable[Any]) -> None:
-    """Print rows, whose numbers are text, as Markdown."""
+    heads = ("algorithm", "library", "milliseconds per optimiser step")
     print(tabulate(rows, heads, "github", disable_numparse=True))
 
 

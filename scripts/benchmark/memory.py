@@ -13,10 +13,7 @@ from unittest import mock
 
 import torch
 
-from rsl_tbptt.algorithms.frames import deduplicate_frames
-from rsl_tbptt.core.recompute import most_graph_bytes
 from rsl_tbptt.core.scan import free_buffers
-from rsl_tbptt.tools.simulate.plan import row_of
 from scripts.benchmark.case import Case, Library, build, fill
 
 EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -74,41 +71,6 @@ def fill_buffer(algorithm: Any) -> None:
         before = experience.buffer.num_kept
         experience.take()
         experience.keep_newest(algorithm.storage.num_transitions_per_env)
-
-
-def planned_memory(case: Case) -> dict[str, float]:
-    """Plan what :func:`measure_memory` measures of our algorithm.
-
-    Returns:
-        Megabytes of ``storage``, ``models``, ``buffer`` and ``update``, and their ``total``.
-        ``whole_update`` is the update if a mini-batch is not divided, as on a GPU. ``rollouts`` are
-        those of the past that the buffer keeps.
-    """
-    torch.set_num_threads(1)
-    algorithm = build(case, "rsl_tbptt")
-    fill(algorithm, case, seed=0)
-    row = row_of(algorithm)
-    most = most_graph_bytes(torch.device("cuda"), sparing=False)
-    whole = replace(row.update.sizes, least_micro_batches=1)
-    sizes = {
-        "storage": row.storage,
-        "models": row.models,
-        "buffer": row.update.sizes.replay_buffer,
-        "update": row.update.peak(1),
-        "whole_update": replace(row.update, sizes=whole, most_encoded=most).peak(1),
-        "total": row.total(1),
-    }
-    megabytes = {name: size / 1e6 for name, size in sizes.items()}
-    return {**megabytes, "rollouts": _rollouts_kept(algorithm)}
-
-
-def _rollouts_kept(algorithm: Any) -> float:
-    """Return how many past rollouts like the stored one the replay buffer has room for."""
-    if not hasattr(algorithm, "experience"):
-        return 0.0
-    rollout = algorithm.experience.newest()
-    deduplicate_frames(rollout.obs)
-    return algorithm.experience.buffer_size(rollout).capacity / rollout.num_envs
 
 
 class _Peak:

@@ -15,12 +15,7 @@ import yaml
 from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.templates import fill
 from scripts.benchmark.case import Case, alternate, check_equal, milliseconds, spread
-from scripts.benchmark.memory import (
-    in_own_process,
-    measure_memory,
-    planned_memory,
-    with_exact_malloc,
-)
+from scripts.benchmark.memory import in_own_process, measure_memory, with_exact_malloc
 
 Result = dict[str, Any]
 TEMPLATE = Path(__file__).with_name("report.md.j2")
@@ -149,10 +144,9 @@ def _time(row: Row) -> Result:
 
 
 def _memory(row: Row, of_rsl_rl: Callable[[Case], float]) -> Result:
-    planned = with_exact_malloc(planned_memory, row.case)
     ours = with_exact_malloc(measure_memory, row.case, "rsl_tbptt")
     other = of_rsl_rl(replace(row.case, **row.compared_with))
-    return row.result(ours / other, ours=ours, other=other, planned=planned)
+    return row.result(ours / other, ours=ours, other=other)
 
 
 def _each(rows: Sequence[Row], doing: str, kind: str) -> Iterator[Row]:

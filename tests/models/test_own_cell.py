@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner
+from support.perfect_teacher import PerfectTeacher
 from support.scan_cases import assert_all_close, make_case, values_and_gradients
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt_tasks.memory import RecallEnv
-from scripts.what_matters import PerfectTeacher
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner
+from support.perfect_teacher import PerfectTeacher
 
 from rsl_tbptt_tasks.memory import RecallEnv
-from scripts.what_matters import PerfectTeacher
 
 
 def test_rewards_and_dones_by_hand():

@@ -7,10 +7,10 @@ import torch
 from rsl_rl.runners import DistillationRunner
 from support.helpers import make_distillation, train
 from support.inside import networks_of_heads, through_a_file
+from support.perfect_teacher import PerfectTeacher
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt_tasks.memory import RecallEnv
-from scripts.what_matters import PerfectTeacher
 
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 RATE = 0.01
