@@ -80,7 +80,7 @@ ROWS = (
     Row(
         name="libtorch-2.3.0",
         rsl_rl="5.5.1",
-        tests=("tests/tools/test_bundle.py", "-k", "libtorch"),
+        tests=("tests/tools/test_bundle.py", "-k", "libtorch", "-m", "long"),
     ),
     Row(name="mjlab", rsl_rl="5.4.2", python="mjlab", tests=MJLAB_SIMULATED),
     # The next mjlab's rsl_rl.

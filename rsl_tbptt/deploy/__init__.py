@@ -59,7 +59,6 @@ class Policy:
             f"{name}_in": np.zeros(shape, np.float32)
             for name, shape in zip(names, shapes, strict=True)
         }
-        self._checked = False
         self.outputs: dict[str, np.ndarray] = {}
         """All outputs of the last step by name, with auxiliary heads, as batches of one."""
         self.reset()
@@ -80,7 +79,7 @@ class Policy:
             The actions. Shape: (A,).
 
         Raises:
-            ValueError: At the first step, if a name or shape differs from the metadata.
+            ValueError: If a name or shape differs from the metadata.
         """
         if not isinstance(observations, Mapping):
             observations = dict.fromkeys(self._inputs, observations)
@@ -88,8 +87,13 @@ class Policy:
         is_joined = [each.ndim for each in self._inputs.values()] == [1] and "obs" in self._inputs
         if is_joined and observations.keys() == groups.keys():
             observations = {"obs": join([observations[name] for name in groups])}
-        if not self._checked:
-            self._check(observations)
+        shapes = {name: np.shape(value) for name, value in observations.items()}
+        expected = {name: like.shape for name, like in self._inputs.items()}
+        if shapes != expected:
+            raise ValueError(
+                f"observations are {shapes}, expected {expected} as in {METADATA}, which lists the"
+                " terms of each in order."
+            )
         feeds = {
             name: np.asarray(observations[name], like.dtype)[np.newaxis]
             for name, like in self._inputs.items()
@@ -98,21 +102,6 @@ class Policy:
         self.outputs = dict(zip(self.metadata["outputs"], map(np.asarray, values), strict=True))
         self.state = {name: self.outputs[name.replace("_in", "_out")] for name in self._zeros}
         return self.outputs["actions"][0]
-
-    def _check(self, observations: Mapping[str, Any]) -> None:
-        """Compare names and shapes with the metadata.
-
-        Raises:
-            ValueError: If one differs.
-        """
-        given = {name: np.shape(value) for name, value in observations.items()}
-        expected = {name: like.shape for name, like in self._inputs.items()}
-        if given != expected:
-            raise ValueError(
-                f"observations are {given}, expected {expected} as in {METADATA}, which lists the"
-                " terms of each in order."
-            )
-        self._checked = True
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -154,6 +143,10 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
 
 
+def _is_bound(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and value > 0)
+
+
 def _are_arrays(value: Any) -> bool:
     """Return whether a value describes arrays by name."""
     return isinstance(value, dict) and all(
@@ -162,7 +155,8 @@ def _are_arrays(value: Any) -> bool:
 
 
 _ENTRIES: dict[str, Callable[[Any], bool]] = {
-    "checkpoint": lambda value: isinstance(value, str),
+    # A bundle may come from anybody: no other folder's file.
+    "checkpoint": lambda value: isinstance(value, str) and Path(value).name == value,
     "inputs": lambda value: (
         _are_arrays(value) and all(each.get("dtype") in _DTYPES for each in value.values())
     ),
@@ -172,7 +166,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "state_shapes": lambda value: isinstance(value, list) and all(map(_is_shape, value)),
     "control_hz": lambda value: value is None or isinstance(value, (int, float)),
     "normalizer": lambda value: isinstance(value, dict),
-    "robot": lambda value: isinstance(value, dict),
+    "robot": lambda value: isinstance(value, dict) and _is_bound(value.get("clip_actions")),
 }
 """Whether an entry has its form, by its name."""
 _DTYPES = {"float32": "float", "float64": "double"} | {

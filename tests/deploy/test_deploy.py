@@ -137,6 +137,7 @@ def test_the_error_for_a_folder_that_is_not_a_bundle_names_it(tmp_path):
         Policy(tmp_path)
 
 
+@pytest.mark.long  # starts a process
 def test_neither_torch_nor_rsl_rl_is_imported(bundle):
     code = f"""
 import sys

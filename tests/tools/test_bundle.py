@@ -192,6 +192,7 @@ def libtorch(tmp_path_factory):
     return replay
 
 
+@pytest.mark.long  # compiles C++
 @pytest.mark.parametrize("kind", MODELS)
 def test_torchscript_runs_in_the_libtorch_of_robots(tmp_path, libtorch, kind):
     (policy, groups), path = build(kind), tmp_path / "policy.pt"

@@ -160,10 +160,10 @@ WRONG_ENTRIES = [
     ({"simulation": NOTED | {"platform": ["mjlab"]}}, "expected a platform of"),
     ({"simulation": NOTED | {"task": "os:system"}}, "'task': 'os:system'"),
     ({"simulation": NOTED | {"task": None}}, "name the checkpoint with --checkpoint"),
-    ({"robot": {"clip_actions": "1"}}, "clip_actions is '1' in"),
-    ({"robot": {"clip_actions": -1}}, "clip_actions is -1 in"),
-    ({"robot": {"clip_actions": True}}, "expected a number above 0: export the policy again"),
-    ({"checkpoint": "../model_0.pt"}, "expected a file's name without a folder"),
+    ({"robot": {"clip_actions": "1"}}, "robot is {'clip_actions': '1'} in"),
+    ({"robot": {"clip_actions": -1}}, "robot is {'clip_actions': -1} in"),
+    ({"robot": {"clip_actions": True}}, "expected it as `rsl-tbptt export` writes it"),
+    ({"checkpoint": "../model_0.pt"}, "checkpoint is '../model_0.pt' in"),
     ({"observation_groups": {}}, "observation_groups is {} in"),
 ]
 

@@ -1,8 +1,7 @@
 """Let a bundle act in many environments: in place of its checkpoint, or where that is missing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +75,7 @@ class LoneBundle(BundlePolicy):
         """
         super().__init__(bundle)
         metadata, self._file = self._policy.metadata, bundle.resolve() / METADATA
-        self.checkpoint = self._file.with_name(_checkpoint_name(metadata, bundle))
+        self.checkpoint = self._file.with_name(metadata["checkpoint"])
         self._shapes = {n: each["shape"] for n, each in metadata["observation_groups"].items()}
         if not self._shapes:
             raise ValueError(
@@ -84,7 +83,7 @@ class LoneBundle(BundlePolicy):
                 " sees: name the checkpoint with --checkpoint."
             )
         self.obs_groups_2d = [name for name, shape in self._shapes.items() if len(shape) == 3]
-        self.clip_actions = _clip_actions(metadata["robot"].get("clip_actions"), self._file)
+        self.clip_actions = metadata["robot"].get("clip_actions")
         self.platform = load_platform(platform or self._told("platform"))
 
     def trained_task(self) -> str:
@@ -134,20 +133,6 @@ class LoneBundle(BundlePolicy):
         return entry[name]
 
 
-def _clip_actions(value: Any, file: Path) -> float | None:
-    """Return the bound of the actions in training.
-
-    Raises:
-        ValueError: If it is no number above 0.
-    """
-    if value is not None and not (type(value) in (int, float) and value > 0):
-        raise ValueError(
-            f"clip_actions is {value!r} in '{file}', expected a number above 0: export the policy"
-            " again."
-        )
-    return value
-
-
 def exported_policy(bundle: Path, start: Start) -> BundlePolicy:
     """Load a bundle to act in place of its checkpoint, under whose name the result is written.
 
@@ -177,20 +162,5 @@ def checkpoint_of(bundle: Path) -> Path | None:
     Raises:
         ValueError: If the folder is not a bundle.
     """
-    checkpoint = bundle.resolve().parent.parent / _checkpoint_name(read_metadata(bundle), bundle)
+    checkpoint = bundle.resolve().parent.parent / read_metadata(bundle)["checkpoint"]
     return checkpoint if checkpoint.is_file() else None
-
-
-def _checkpoint_name(metadata: Mapping[str, Any], bundle: Path) -> str:
-    """Return the name of the checkpoint that a bundle notes.
-
-    Raises:
-        ValueError: If it is that of another folder's file.
-    """
-    name = metadata["checkpoint"]
-    if Path(name).name != name:  # a bundle may come from anybody
-        raise ValueError(
-            f"checkpoint is {name!r} in '{bundle / METADATA}', expected a file's name without a"
-            " folder: name the checkpoint with --checkpoint."
-        )
-    return name

@@ -101,8 +101,7 @@ def export(
         with started(run, num_envs=1, seed=seed, **where) as start:
             recorded = _simulated(start, heads, steps, seed)
     about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
-    robot = {name: v for name, v in [("clip_actions", run.clip_actions)] if v is not None}
-    robot |= run.robot
+    robot = {"clip_actions": run.clip_actions, **run.robot}
     forms = {"single_input": single_input, "targets": target}
     with tempfile.TemporaryDirectory() as name:
         bundle = write_bundle(folder := Path(name), recorded, heads, robot, about, **forms)
@@ -210,11 +209,6 @@ def onnx_model(step: OneStep) -> onnx.ModelProto:
     return model
 
 
-def _versions_of(model: onnx.ModelProto) -> dict[str, int]:
-    opsets = {each.domain: each.version for each in model.opset_import}
-    return {"opset": opsets[""], "ir_version": model.ir_version}
-
-
 def export_torchscript(step: OneStep, path: Path) -> None:
     """Write a policy as TorchScript: one tensor in, one out, the state inside."""
     with torchscript():
@@ -266,8 +260,10 @@ def write_bundle(
 
     def written(step: OneStep) -> tuple[onnx.ModelProto, dict[str, Any]]:
         model = onnx_model(step)
-        metadata = describe(step, groups, robot, {**about, "onnx": _versions_of(model)})
-        return _with_metadata(model, metadata), metadata
+        versions = {"opset": model.opset_import[0].version, "ir_version": model.ir_version}
+        metadata = describe(step, groups, robot, {**about, "onnx": versions})
+        onnx.helper.set_model_props(model, onnx_metadata(metadata))
+        return model, metadata
 
     model, metadata = written(step.joined() if single_input else step)
     onnx.save(model, folder / ONNX)
@@ -283,12 +279,6 @@ def write_bundle(
     return metadata
 
 
-def _with_metadata(model: onnx.ModelProto, metadata: Mapping[str, Any]) -> onnx.ModelProto:
-    for name, value in onnx_metadata(metadata).items():
-        model.metadata_props.add(key=name, value=value)
-    return model
-
-
 def describe(
     step: OneStep, groups: Groups, robot: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -298,7 +288,7 @@ def describe(
     robot = _finite(robot)
     known = robot.get("observation_groups", {})
     robot = {name: value for name, value in robot.items() if name != "observation_groups"}
-    step_dt = robot.get("step_dt")
+    step_dt, normalizer = robot.get("step_dt"), step.policy.obs_normalizer
     with torch.no_grad():
         outputs = dict(zip(step.output_names, step(*step.get_dummy_inputs()), strict=True))
     return {
@@ -311,7 +301,10 @@ def describe(
         "observation_groups": {
             name: known.get(name, {"shape": [*each.shape[1:]]}) for name, each in groups.items()
         },
-        "normalizer": _normalizer(step.policy, groups),
+        "normalizer": {
+            name: {"mean": mean[0].tolist(), "divisor": (std[0] + normalizer.eps).tolist()}
+            for name, (mean, std) in golden.seen_by_normalizer(step.policy, groups).items()
+        },
         "outputs": {
             name: {"shape": state.get(name.removesuffix("_out"), [*each.shape[1:]])}
             for name, each in outputs.items()
@@ -334,15 +327,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and math.isinf(value):
         return math.copysign(torch.finfo(torch.float32).max, value)
     return value
-
-
-def _normalizer(policy: MLPModel, groups: Groups) -> dict[str, Any]:
-    """Return the mean and the divisor of each normalised group, (D,) each."""
-    normalizer: Any = policy.obs_normalizer
-    return {
-        name: {"mean": mean[0].tolist(), "divisor": (std[0] + normalizer.eps).tolist()}
-        for name, (mean, std) in golden.seen_by_normalizer(policy, groups).items()
-    }
 
 
 def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -119,8 +119,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
             seen = join([values[step] for values in groups.values()])
             actions.append(_act(module, torch.from_numpy(seen)[None])[0].numpy())
     except (RuntimeError, ValueError, AttributeError) as error:
-        lines = str(error).strip().splitlines() or [repr(error)]
-        reason = lines[-1 if "interpreter" in lines[0] else 0]  # between them is its traceback
+        reason = (str(error).strip().splitlines() or [repr(error)])[-1]  # before it, a traceback
         raise ValueError(
             f"'{path}' does not run, expected this policy in TorchScript that torch"
             f" {torch.__version__} can read: {reason}"
