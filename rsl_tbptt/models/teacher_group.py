@@ -71,13 +71,18 @@ class SelectedTeachers(Untrained):
                 selects no teacher somewhere in ``obs``.
         """
         super().__init__()
-        groups = _checked_groups(teachers, obs_groups[obs_set], obs, distribution_cfg)
+        if distribution_cfg is not None:
+            raise ValueError(
+                f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
+                " has its own, in its 'cfg'."
+            )
+        groups = {n: each.get("obs_groups") or obs_groups[obs_set] for n, each in teachers.items()}
+        models = {
+            name: _build(name, teacher, groups[name], obs, output_dim)
+            for name, teacher in teachers.items()
+        }
         self.obs_groups = list(dict.fromkeys(chain(*groups.values())))
         """The groups that any teacher observes."""
-        models = {
-            name: _build(name, cfg["cfg"], groups[name], obs, output_dim)
-            for name, cfg in teachers.items()
-        }
         self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
         self.is_read = False
         """Whether the teachers have their parameters."""
@@ -312,57 +317,29 @@ def models_by_role(teacher: Any) -> dict[str, Any]:
     return {"teacher": teacher}
 
 
-def _checked_groups(
-    teachers: Mapping[str, Mapping[str, Any]],
-    default: Sequence[str],
+def _build(
+    name: str,
+    teacher: Mapping[str, Any],
+    groups: Sequence[str],
     obs: TensorDict,
-    distribution_cfg: Any,
-) -> dict[str, list[str]]:
-    """Check the entries of the config, and return the observation groups of each teacher.
+    num_actions: int,
+) -> MLPModel:
+    """Build a teacher from its entry of the config.
 
     Raises:
-        ValueError: If an entry is not valid.
+        ValueError: If that cannot be.
     """
-    if distribution_cfg is not None:
-        raise ValueError(
-            f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
-            " has its own, in its 'cfg'."
-        )
-    taken, names = nn.ModuleDict(), [str(name) for name in teachers]
-    if not names or not all(name.isidentifier() and not hasattr(taken, name) for name in names):
-        raise ValueError(
-            f"teachers has the names {names}, expected at least one, each a word of letters, digits"
-            " and underscores that torch's modules do not use."
-        )
-    groups_by_name = {}
-    for name, teacher in teachers.items():
-        if not {"cfg"} <= set(teacher) <= {"cfg", "checkpoint", "obs_groups"}:
-            raise ValueError(
-                f"teachers['{name}'] has the keys {sorted(teacher)}, expected 'cfg', and perhaps"
-                " 'checkpoint' and 'obs_groups': put the model's own arguments into 'cfg'."
-            )
-        groups = default if teacher.get("obs_groups") is None else teacher["obs_groups"]
-        if isinstance(groups, str) or not groups or not set(groups) <= set(obs.keys()):
-            raise ValueError(
-                f"The teacher '{name}' has obs_groups {groups!r}, expected a list of observation"
-                f" groups, some of {sorted(map(str, obs.keys()))}."
-            )
-        groups_by_name[name] = list(groups)
-    return groups_by_name
-
-
-def _build(
-    name: str, cfg: Mapping[str, Any], groups: list[str], obs: TensorDict, num_actions: int
-) -> MLPModel:
-    arguments = copy.deepcopy(dict(cfg))  # models remove entries from it
     try:
+        if isinstance(groups, str) or teacher.keys() - {"cfg", "checkpoint", "obs_groups"}:
+            raise ValueError(f"it has {sorted(teacher)}, with obs_groups {groups!r}")
+        arguments = copy.deepcopy(dict(teacher["cfg"]))  # models remove entries from it
         model_class: Any = resolve_callable(arguments.pop("class_name"))
-        return model_class(obs, {"teacher": groups}, "teacher", num_actions, **arguments)
+        return model_class(obs, {"teacher": [*groups]}, "teacher", num_actions, **arguments)
     except Exception as error:  # your class can raise anything
         raise ValueError(
-            f"The teacher '{name}' cannot be built from {role_of(name)}"
-            f" ({type(error).__name__}: {error}): expected the config of the model that was"
-            " trained, 'class_name' included."
+            f"The teacher '{name}' cannot be built from teacher.teachers.{name}"
+            f" ({type(error).__name__}: {error}): expected 'cfg', the config of the model that was"
+            " trained, 'class_name' included, and perhaps 'checkpoint' and a list 'obs_groups'."
         ) from error
 
 

@@ -150,15 +150,14 @@ def test_a_nan_that_one_teacher_has_seen_leaves_the_memory_of_another(tmp_path):
 
 
 REFUSED_CONFIGS = [
-    ({}, "teachers has the names"),
-    ({"train": WALK}, "teachers has the names"),
-    ({"walk": WALK["cfg"]}, r"teachers\['walk'\] has the keys"),
-    ({"walk": {**WALK, "obs_groups": ["heights"]}}, "'walk' has obs_groups"),
-    ({"walk": {**WALK, "obs_groups": "state"}}, "'walk' has obs_groups"),
     (
-        {"walk": {"cfg": {"class_name": "MLPModel", "hiden_dims": [8]}, "obs_groups": ["state"]}},
-        r"'walk' cannot be built from teacher\.teachers\.walk\.cfg .*hiden_dims",
+        {"walk": WALK["cfg"]},
+        r"'walk' cannot be built from teacher\.teachers\.walk .* expected 'cfg",
     ),
+    ({"walk": {**WALK, "file": "a.pt"}}, r"it has \['cfg', 'file', 'obs_groups'\]"),
+    ({"walk": {**WALK, "obs_groups": ["heights"]}}, "'walk' cannot be built .*heights"),
+    ({"walk": {**WALK, "obs_groups": "state"}}, "with obs_groups 'state'.* a list 'obs_groups'"),
+    ({"walk": {"cfg": {"class_name": "MLPModel", "hiden_dims": [8]}}}, "'walk' .*hiden_dims"),
     ({"walk": {"cfg": {"hidden_dims": [8]}}}, "'class_name' included"),
 ]
 
