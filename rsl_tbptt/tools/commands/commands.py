@@ -4,7 +4,6 @@ Each function imports what it needs when it runs, so that nothing slow is import
 are parsed. ``cli.command_parser`` reads the signatures.
 """
 
-import io
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -176,51 +175,6 @@ def resume(
         return run_shown(found.command, found.folder, found.device)
     print(found.line)
     return 0
-
-
-def plan(
-    *,
-    checkpoint: Annotated[
-        Path | None, "checkpoint whose training's task and options are taken, or RUN/latest"
-    ] = None,
-    where: Where,
-    agent: Annotated[
-        str | None,
-        "with --task: name of the agent's config in Isaac Lab (default: rsl_rl_cfg_entry_point);"
-        " with --env: YAML file of the runner's config",
-    ] = None,
-    num_envs: Annotated[Sequence[int], "numbers of environments"] = (256, 512, 1024, 2048, 4096),
-    budget: Annotated[
-        float | None, "memory of the device in GB: say what fits", {"metavar": "GB"}
-    ] = None,
-) -> None:
-    """Show how much memory updates take with more environments, before training.
-
-    Raises:
-        ValueError: If options contradict each other or a number is too small.
-    """
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.simulate import plan as plans
-
-    if min(num_envs) < 1:
-        raise ValueError(f"--num-envs is {min(num_envs)}, expected at least 1.")
-    where.check()
-    with redirect_stdout(io.StringIO()):  # simulators print, and rsl_rl its models for every row
-        planned = plans.planned(
-            checkpoint and checkpoint_file(checkpoint),
-            platform_name=where.platform_name,
-            task=where.env or where.task,
-            agent=agent,
-        )
-        rows = plans.plan(planned, num_envs, overrides=where.overrides, device=where.device)
-    print(f"MB of {planned.task.task}. A training takes an update, and all columns after it.\n")
-    print(plans.table(rows, budget))
-    if max(num_envs) > rows[-1].num_envs:
-        print(f"\n{plans.refusal(rows[-1])}")
-    if budget is not None:
-        print(f"\n{plans.answer(rows, budget)}")
-        if where.device == "cpu":
-            print("A GPU computes larger parts: for its plan ask on a GPU, with --device cuda:0.")
 
 
 def evaluate(
@@ -520,6 +474,6 @@ def new(
     print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
 
 
-_IN_ORDER = (doctor, report, latest, resume, plan, evaluate, memory, export, verify, play, new)
+_IN_ORDER = (doctor, report, latest, resume, evaluate, memory, export, verify, play, new)
 COMMANDS: dict[str, Callable[..., int | None]] = {each.__name__: each for each in _IN_ORDER}
 """Functions by command, in the order of the help."""

@@ -26,7 +26,6 @@ TOOLS = {
     "evaluate": ("scipy", "yaml"),
     "memory": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
-    "plan": ("yaml",),
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),
     "resume": ("yaml",),

@@ -158,20 +158,6 @@ class Platform:
         env.seed(seed)
         return env.reset()[0]
 
-    def make_runner(self, trained: Trained, env: Any, cfg: dict[str, Any], device: str) -> Any:
-        """Return the runner that trains a task, without a log folder.
-
-        Args:
-            trained: The task and agent.
-            env: Environments in rsl_rl's form.
-            cfg: The runner's config, which the runner changes.
-            device: Device of the update.
-        """
-        from rsl_rl import runners
-
-        default = "DistillationRunner" if "student" in cfg else "OnPolicyRunner"
-        return getattr(runners, cfg.get("class_name", default))(env, cfg, None, device)
-
     def step_seconds(self, env: Any) -> float | None:
         """Return the duration of a step, None if the environment does not have it."""
         return env.unwrapped.step_dt

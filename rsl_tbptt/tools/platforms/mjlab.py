@@ -107,11 +107,6 @@ class Mjlab(Platform):
         with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env
 
-    def make_runner(self, trained: Trained, env: Any, cfg: dict[str, Any], device: str) -> Any:
-        """Return the runner that the task registers, or mjlab's own."""
-        runner = _registry().load_runner_cls(trained.task)
-        return (runner or import_module("mjlab.rl").MjlabOnPolicyRunner)(env, cfg, None, device)
-
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function to the last images of the camera: (N, height, width, 3), uint8."""
         camera = env.unwrapped.scene[CAMERA]
