@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rsl_tbptt.checkpoints.reading import NUMBERED
-from rsl_tbptt.files import complete, delete_unfinished, write_json
-
-NOTES = "checkpoints.json"
-"""A runner's notes on its checkpoints; only files that are unchanged since are deleted."""
+from rsl_tbptt.files import complete, delete_unfinished
 
 
 class NotWrittenError(ValueError):
@@ -80,96 +75,40 @@ def _fix(error: OSError) -> str:
     return "choose another folder or make it writable"
 
 
-class CheckpointWriter:
-    """Writes the checkpoints of one training, which continues if an intermediate write fails."""
-
-    _failed = False
-
-    def write(self, checkpoint: dict[str, Any], path: Path, is_last: bool) -> bool:
-        """Write a checkpoint; on failure warn, once until writing works again.
-
-        Args:
-            checkpoint: Any value that ``torch.save`` accepts.
-            path: The file.
-            is_last: Whether no other checkpoint follows, which makes a failure an error.
-
-        Returns:
-            Whether it was written.
-
-        Raises:
-            NotWrittenError: If the last one cannot be written.
-        """
-        try:
-            save_checkpoint(checkpoint, path)
-        except NotWrittenError as error:
-            if is_last:
-                raise
-            if not self._failed:
-                warnings.warn(
-                    f"{error} Older checkpoints are unchanged; training goes on and tries again"
-                    " when the next one is due.",
-                    stacklevel=3,
-                )
-            self._failed = True
-            return False
-        self._failed = False
-        return True
-
-
 class KeptCheckpoints:
-    """Deletes a run's older checkpoints, but only files that it wrote itself."""
+    """Deletes the older ones of the checkpoints that this process has written for a training."""
 
-    def __init__(self, folder: Path, keep_last: int, keep_best: bool) -> None:
-        """Read the notes that an earlier process wrote in ``folder``.
+    def __init__(self, keep_last: int, keep_best: bool) -> None:
+        """Set what is kept.
 
         Args:
-            folder: The run's folder.
             keep_last: Number of newest checkpoints to keep.
             keep_best: Whether to keep the one with the highest mean return as well.
         """
-        self._folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
-        self._notes = _read_notes(folder / NOTES)
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._written: dict[Path, float | None] = {}
 
-    def add(self, path: Path, iteration: int, mean_return: float | None) -> None:
+    def add(self, path: Path, mean_return: float | None) -> None:
         """Note a checkpoint that has just been written, and delete older ones.
 
         Args:
-            path: The file, in the run's folder.
-            iteration: Its iteration.
+            path: The file.
             mean_return: Mean return of the newest episodes, or None if it is not known yet.
         """
-        if mean_return is not None and not math.isfinite(mean_return):
-            mean_return = None
-        note = {"file": path.name, "iteration": iteration, "mean_return": mean_return}
-        note |= _size_and_time(path)
-        others = [other for other in self._notes if other["file"] != path.name]
-        ours = [other for other in others if self._is_as_written(other)]
-        self._notes = self._chosen([*ours, note])
-        try:
-            for other in ours:
-                if other not in self._notes:
-                    (self._folder / other["file"]).unlink(missing_ok=True)
-            # Last: a noted file that is gone does no harm, but a file without a note would stay.
-            write_json(self._folder / NOTES, self._notes)
-        except OSError as error:  # the checkpoint is written, and the next time may succeed
-            warnings.warn(
-                f"'{self._folder / NOTES}' cannot be written ({error.strerror}): checkpoints that"
-                " it does not note are kept.",
-                stacklevel=3,
-            )
-
-    def _chosen(self, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the notes to keep, in the order in which they were written."""
-        kept = notes[-self._keep_last :]
-        rated = [note for note in notes if note["mean_return"] is not None]
+        self._written.pop(path, None)  # a file that is written again is the newest
+        self._written[path] = mean_return
+        kept = [*self._written][-self._keep_last :]
+        rated = {
+            path: value
+            for path, value in self._written.items()
+            if value is not None and math.isfinite(value)
+        }
         if self._keep_best and rated:
-            kept.append(max(reversed(rated), key=lambda note: note["mean_return"]))
-        return [note for note in notes if note in kept]
-
-    def _is_as_written(self, note: dict[str, Any]) -> bool:
-        """Return whether a file exists and nobody has changed it."""
-        path = self._folder / note["file"]
-        return path.is_file() and _size_and_time(path).items() <= note.items()
+            kept.append(max(reversed(rated), key=lambda path: rated[path]))
+        for path in self._written.keys() - kept:
+            del self._written[path]
+            with suppress(OSError):  # the new file is written, which matters more
+                path.unlink()
 
 
 def check_kept(train_cfg: Mapping[str, Any]) -> None:
@@ -188,31 +127,3 @@ def check_kept(train_cfg: Mapping[str, Any]) -> None:
             "keep_best is True and keep_last None, expected a number in keep_last: without it every"
             " checkpoint is kept."
         )
-
-
-def _size_and_time(path: Path) -> dict[str, int]:
-    found = path.stat()
-    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
-
-
-def _read_notes(path: Path) -> list[dict[str, Any]]:
-    """Read the notes of an earlier process; if that fails, none of its files is deleted."""
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-        return list({note["file"]: note for note in notes if _is_plausible(note)}.values())
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError, LookupError) as error:
-        warnings.warn(
-            f"'{path}' cannot be read ({error!r}): checkpoints that it noted are kept.",
-            stacklevel=4,
-        )
-        return []
-
-
-def _is_plausible(note: dict[str, Any]) -> bool:
-    """Return whether a runner can have written a note, since files with notes may be deleted."""
-    name, rating = note["file"], note["mean_return"]
-    is_own = isinstance(name, str) and NUMBERED.fullmatch(name)  # cannot contain a folder
-    is_rating = rating is None or (isinstance(rating, int | float) and math.isfinite(rating))
-    return bool(is_own and is_rating)

@@ -50,15 +50,6 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
-    def gather_to_first(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, by rank, on the first rank only; any picklable value."""
-        if not self.together:
-            return [value]
-        is_first = distributed.get_rank() == 0
-        values: list[Any] = [None] * distributed.get_world_size() if is_first else []
-        distributed.gather_object(value, values if is_first else None)
-        return values
-
     def run_together(self, function: Callable[[], Value]) -> Value:
         """Run ``function`` on every rank; if it fails on one, it fails on all, for its reason.
 

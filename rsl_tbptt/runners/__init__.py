@@ -7,9 +7,7 @@ only those.
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,11 +26,11 @@ from rsl_tbptt.checkpoints.reading import (
     read_checkpoint,
 )
 from rsl_tbptt.checkpoints.writing import (
-    CheckpointWriter,
     KeptCheckpoints,
     NotWrittenError,
     check_kept,
     check_writable,
+    save_checkpoint,
 )
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import join_on_cpu, world_size
@@ -42,8 +40,6 @@ from rsl_tbptt.runners import resume
 from rsl_tbptt.signals import STOPPED, StopSignals
 
 require_era(MODELS_ERA, "rsl_tbptt.runners")
-
-from rsl_rl.utils.logger import Logger  # noqa: E402, rsl_rl 3 has none
 
 __all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]
 
@@ -57,12 +53,12 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
     The run folder is checked before anything is built. Files are written completely or not at all,
     and reading them runs no code. The runner reads two keys of ``train_cfg``:
 
-    - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files in the
-      run's folder that no runner of this package wrote are never deleted.
+    - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files that
+      another process wrote, such as the one that this training resumes, are never deleted.
     - ``keep_best``: whether to keep the checkpoint with the highest mean training return as well.
       With held-out environments it is their ``held_out/return``. Otherwise it is taken over the
       last 100 episodes before it was written, from the time when there are as many and each
-      environment has ended one. Neither is an evaluation.
+      environment has ended one in this process. Neither is an evaluation.
 
     Several ranks train on GPUs as with rsl_rl, and on a CPU by gloo.
 
@@ -97,18 +93,14 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if log_dir is not None:
             check_writable(log_dir)
             if (keep_last := train_cfg.get("keep_last")) is not None:
-                keep_best = bool(train_cfg.get("keep_best"))
-                self._kept = KeptCheckpoints(Path(log_dir), keep_last, keep_best)
+                self._kept = KeptCheckpoints(keep_last, bool(train_cfg.get("keep_best")))
         # A copy, since the algorithm turns off "check_for_nan" in it.
         super().__init__(env, dict(train_cfg), log_dir, device)
-        measures_health = isinstance(self.alg, Algorithm)
-        self.logger = _Logger(self.logger, self._conclude_iteration, measures_health)
+        self._log = self.logger.log
+        self.logger.log = cast("Any", self._conclude_iteration)
         self._ranks = Ranks(together=self.is_distributed)
-        self._writer = CheckpointWriter()
-        self._resumed: list[dict[str, Any]] = []
-        self._of_other_ranks: list[dict[str, Any]] | None = None
-        self._num_saved = self._end = 0
-        self._episodes_since = 0
+        self._resumed: dict[str, Any] | None = None
+        self._num_saved = self._end = self._start = 0
         self._is_in_own_folder = self._broke_off = False
 
     def _configure_multi_gpu(self) -> None:
@@ -125,7 +117,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         ``state_dict`` and ``load_state_dict``, it also continues with its episodes and the models'
         hidden states, bit for bit as without the interruption; but not with a replay buffer without
         ``save_buffer``, or if ``get_observations`` draws random numbers. All of these belong to a
-        rank: with another number of ranks they start anew.
+        rank: several ranks start new episodes.
 
         The numbering of iterations continues; rsl_rl would use the number of the last iteration
         twice. ``num_iterations`` of them are done, so you finish a training of 1000 by
@@ -150,9 +142,14 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             if self._signals.saves and self.gpu_global_rank == 0:
                 write_agent_config(self._given_cfg, Path(self.logger.log_dir or ""))
             self._num_saved = self.current_learning_iteration = self.num_iterations
-            self._end = self.num_iterations + num_learning_iterations
+            self._start, self._end = (
+                self.num_iterations,
+                self.num_iterations + num_learning_iterations,
+            )
             try:
-                goes_on = self._restore()
+                # Not in `load`: if you play a policy, its random numbers and steps are your own.
+                goes_on = resume.restore(self, self._resumed)
+                self._resumed = None
                 super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
                 self._signals.end_if_asked(self._ranks, self.device, lambda: None)
             except Exception as error:
@@ -160,36 +157,27 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 raise
             finally:
                 self.current_learning_iteration = max(self.num_iterations - 1, 0)
-                self._end, self._of_other_ranks = self.num_iterations, None
+                self._end = self.num_iterations
 
-    def _restore(self) -> bool:
-        """Restore the loaded state other than models; return whether episodes continue.
+    def _conclude_iteration(
+        self, it: int, start_it: int, *args: Any, loss_dict: dict[str, float], **values: Any
+    ) -> None:
+        """Log an iteration in the logger's place, and end the training if a signal asks for it.
 
-        Not done in :meth:`load`: if you play a policy, its random numbers and steps are your own.
+        rsl_rl's loop then saves, on the first rank only, if a checkpoint is due. Metrics that are
+        no losses are written but not printed.
         """
-        resumed, self._resumed = self._resumed, []
-        goes_on = resume.restore(self, resumed)
-        if resumed and not goes_on:
-            self._episodes_since = self.num_iterations
-        return goes_on
-
-    def _conclude_iteration(self, it: int, log: Callable[[int], None]) -> None:
-        """Log an iteration, and end the training there if a signal asks for it.
-
-        rsl_rl's loop then saves, on the first rank only, if a checkpoint is due.
-
-        Args:
-            it: Number of the iteration.
-            log: Logs it, given the iteration from which the logger's time counts.
-        """
-        self.num_iterations = it + 1
-        steps = self.cfg["num_steps_per_env"] * self.env.num_envs * self.gpu_world_size
+        self.num_iterations, losses = it + 1, dict(loss_dict)
+        if isinstance(self.alg, Algorithm):
+            for name in [name for name in losses if name.partition("/")[0] not in LOSSES]:
+                value = losses.pop(name)
+                if self.logger.writer is not None:
+                    self.logger.writer.add_scalar(f"Loss/{name}", value, it)
         # The logger's time is that of all its iterations, including those before a resume.
-        log(it - self.logger.tot_timesteps // steps)
-        self._of_other_ranks = None  # belongs to an earlier iteration
+        steps = self.cfg["num_steps_per_env"] * self.env.num_envs * self.gpu_world_size
+        start_it = it - self.logger.tot_timesteps // steps
+        self._log(it, start_it, *args, loss_dict=losses, **values)
         self._signals.end_if_asked(self._ranks, self.device, self._save_and_stop)
-        if it % self.cfg["save_interval"] == 0 or self.num_iterations == self._end:
-            self._gather_states()
 
     def _check_same_start(self) -> bool:
         """Check that all ranks start with the same iteration, and in a folder of this run.
@@ -221,15 +209,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         self._is_in_own_folder = True
         return has_folder
 
-    def _gather_states(self) -> None:
-        """Bring each rank's part of a checkpoint to the first rank; all ranks call it."""
-        if self._signals.saves:
-            self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
-
     def _save_and_stop(self) -> None:
         """Save after the iteration that a signal made the last one; all ranks call it."""
         self._end = self.num_iterations  # no save comes after this one
-        self._gather_states()
         self._save_numbered()
         if self.logger.writer is not None:
             self.logger.stop_logging_writer()
@@ -275,26 +257,32 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 raises; for others a warning names the file and training continues.
         """
         iteration = self.current_learning_iteration
-        own: dict[str, Any] = {
-            "num_iterations": self.num_iterations,
-            "episodes_since": self._episodes_since,
+        checkpoint = {
+            **self.alg.save(),
+            "iter": iteration,
+            "infos": resume.readable(infos, "infos"),
+            OWN: {
+                "num_iterations": self.num_iterations,
+                # If no training has continued since a file was loaded, its state is kept.
+                "resume": self._resumed or resume.state_of(self, self._broke_off),
+            },
         }
-        if self._resumed:  # loaded, and no training has continued since
-            own["resume_of_ranks"] = self._resumed
-        elif self._broke_off or not self.is_distributed:
-            own["resume"] = resume.state_of(self, self._broke_off)
-        elif self._of_other_ranks is not None:  # a save at another time has only this rank's state
-            own["resume_of_ranks"] = [resume.state_of(self), *self._of_other_ranks]
-        infos = resume.readable(infos, "infos")
-        checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
-        is_last = self.num_iterations >= self._end
-        if not self._writer.write(checkpoint, Path(path), is_last):
+        try:
+            save_checkpoint(checkpoint, path)
+        except NotWrittenError as error:
+            if self.num_iterations >= self._end:
+                raise
+            warnings.warn(
+                f"{error} Older checkpoints are unchanged; training goes on and tries again when"
+                " the next one is due.",
+                stacklevel=2,
+            )
             return
         self.logger.save_model(path, iteration)
         if _is_in(self.logger.log_dir, path) and NUMBERED.fullmatch(Path(path).name):
             self._num_saved = self.num_iterations
             if self._kept is not None:
-                self._kept.add(Path(path), iteration, self._mean_return())
+                self._kept.add(Path(path), self._mean_return())
 
     def _mean_return(self) -> float | None:
         """Return the mean return of held-out environments; without any that of the newest episodes.
@@ -307,7 +295,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if held_out is not None and len(held_out.envs):
             return held_out.mean_return
         returns, lengths = self.logger.rewbuffer, self.logger.cur_episode_length
-        age = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
+        age = (self.num_iterations - self._start) * self.cfg["num_steps_per_env"]
         if len(returns) < (returns.maxlen or 0) or bool((lengths >= age).any()):
             return None
         return statistics.mean(returns)
@@ -348,88 +336,13 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             own = checkpoint.get(OWN, {})
             self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
             self._is_in_own_folder = _is_in(self.logger.log_dir, path)
-            alone = [own["resume"]] if "resume" in own else []
-            self._resumed = own.get("resume_of_ranks", alone)
-            began = own.get("episodes_since", 0) if self._resumed else self.num_iterations
-            self._episodes_since = began
+            # Earlier versions kept the states of several ranks, the first one's first.
+            self._resumed = own.get("resume") or next(iter(own.get("resume_of_ranks", ())), None)
         return checkpoint["infos"]
 
 
 class TbpttDistillationRunner(DistillationRunner, TbpttOnPolicyRunner):
     """rsl_rl's distillation runner with the checkpoints of :class:`TbpttOnPolicyRunner`."""
-
-
-class _Logger(Logger):
-    """rsl_rl's logger, which calls the runner after each update and tolerates a full disk."""
-
-    def __init__(
-        self,
-        logger: Logger,
-        conclude: Callable[[int, Callable[[int], None]], None],
-        measures_health: bool,
-    ) -> None:
-        """Take over the state of a new logger.
-
-        Args:
-            logger: The new logger.
-            conclude: The runner's method for :meth:`log`.
-            measures_health: Whether metrics that are no losses are written but not printed.
-        """
-        vars(self).update(vars(logger))
-        self._conclude, self._measures_health = conclude, measures_health
-
-    def init_logging_writer(self) -> None:
-        """Start the writer."""
-        super().init_logging_writer()
-        if type(self.writer).__module__.startswith("torch.utils.tensorboard"):
-            self.writer = cast("Any", _TolerantWriter(self.writer))
-
-    def log(
-        self, it: int, start_it: int, *args: Any, loss_dict: dict[str, float], **values: Any
-    ) -> None:
-        """Log an iteration's values; see :meth:`TbpttOnPolicyRunner._conclude_iteration`."""
-        log, losses = super().log, dict(loss_dict)
-        if self._measures_health:
-            for name in [name for name in losses if name.partition("/")[0] not in LOSSES]:
-                value = losses.pop(name)
-                if self.writer is not None:
-                    self.writer.add_scalar(f"Loss/{name}", value, it)
-        self._conclude(it, lambda start: log(it, start, *args, loss_dict=losses, **values))
-
-
-class _TolerantWriter:
-    """TensorBoard's writer; a full disk costs curves but does not end the training.
-
-    TensorBoard writes in a thread, which ends at its first error; each later call raises that
-    error. This class then warns once, skips metrics for a minute, and starts another file.
-    """
-
-    retry_seconds = 60.0
-
-    def __init__(self, writer: Any) -> None:
-        self._writer, self._again_at, self._warned = writer, 0.0, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
-
-    def add_scalar(self, *args: Any, **kwargs: Any) -> None:
-        if time.monotonic() < self._again_at:
-            return
-        try:
-            if self._again_at:
-                self._writer = type(self._writer)(self._writer.log_dir, flush_secs=10)
-                self._again_at = 0.0
-            self._writer.add_scalar(*args, **kwargs)
-        except OSError as error:
-            self._again_at = time.monotonic() + self.retry_seconds
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"TensorBoard's file in '{self._writer.log_dir}' cannot be written"
-                    f" ({error.strerror or error}): free some space there. Metrics are missing"
-                    " until then; training goes on.",
-                    stacklevel=3,
-                )
 
 
 def _is_in(folder: str | None, path: str) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import random
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.extensions.rnd import restore_rnd, state_of_rnd
 from rsl_tbptt.checkpoints.describing import plain
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.distributed import Ranks
 
 COUNTERS = ("tot_timesteps", "tot_time")
 """Counters of rsl_rl's logger."""
@@ -37,15 +35,15 @@ READABLE = (torch.Tensor, torch.dtype, torch.device, bytes, bytearray, complex, 
 def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     """Return the state for :func:`restore`; call it between two iterations.
 
-    It has the random generators, the logger's counters and RND's schedule; and if the environment
-    has ``state_dict`` and ``load_state_dict``, its state, the hidden states of models and mirrored
-    robots, and the running episodes. Otherwise a resumed run starts with new episodes and hidden
+    It has the logger's counters and RND's schedule, and for a single process the random generators;
+    and if the environment has ``state_dict`` and ``load_state_dict``, its state, the hidden states
+    of models, and the running episodes. Otherwise a resumed run starts with new episodes and hidden
     states of zero.
 
     Args:
         runner: A runner of rsl_rl.
-        in_rollout: Whether an iteration was interrupted: then only the counters are as they were
-            between two iterations.
+        in_rollout: Whether an iteration was interrupted: then random generators and episodes are
+            not as they were between two iterations.
 
     Returns:
         Tensors and plain values.
@@ -53,12 +51,12 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     Raises:
         ValueError: If the environment's state has anything else.
     """
-    counters = {name: getattr(runner.logger, name) for name in COUNTERS}
-    if in_rollout:
-        return {"counters": counters}
-    state: dict[str, Any] = {"generators": _generators(runner.device), "counters": counters}
+    state: dict[str, Any] = {"counters": {name: getattr(runner.logger, name) for name in COUNTERS}}
     if getattr(runner.alg, "rnd", None):
         state["rnd"] = state_of_rnd(runner.alg.rnd)
+    if in_rollout or runner.is_distributed:
+        return state
+    state["generators"] = _generators(runner.device)
     if not _restores_itself(runner.env):
         return state
     state["environment"] = readable(runner.env.state_dict(), "env.state_dict()")
@@ -75,91 +73,63 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     return state
 
 
-def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
-    """Gather the states of all other ranks on the first rank, in host memory.
-
-    All ranks call it. A rank's replay buffer is included if it is saved.
-
-    Args:
-        runner: This rank's runner.
-        ranks: The ranks that train together.
-
-    Returns:
-        The results of :func:`state_of` on ranks 1, 2 ..., on the first rank; elsewhere nothing.
-    """
-    packed = io.BytesIO()
-    if runner.gpu_global_rank > 0:
-        state, own = state_of(runner), runner.alg.save().get("rsl_tbptt", {})
-        torch.save(state | ({"buffer": own["buffer"]} if "buffer" in own else {}), packed)
-    return [
-        torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
-        for state in ranks.gather_to_first(packed.getvalue())[1:]
-    ]
-
-
-def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
+def restore(runner: Any, state: Mapping[str, Any] | None) -> bool:
     """Restore a checkpoint's state beyond models and optimiser, before a training continues.
 
     Args:
         runner: This rank's runner, whose models and optimiser are loaded.
-        states: Results of :func:`state_of` on each rank, on any device; possibly empty. If the
-            number of ranks has changed, most of it is ignored, with a warning.
+        state: The result of :func:`state_of`, on any device; None without one. Several ranks take
+            only the counters and RND's schedule, with a warning.
 
     Returns:
         Whether the environment continues with the earlier episodes.
     """
-    if not states:
+    if state is None:
         return False
-    rank, num_ranks = runner.gpu_global_rank, runner.gpu_world_size
-    if len(states) == num_ranks:
-        return _restore(runner, states[rank])
-    if rank == 0 and "generators" in states[0]:  # otherwise no rank's state was kept
+    is_alone = not runner.is_distributed
+    if not is_alone and runner.gpu_global_rank == 0:
         warnings.warn(
-            f"The checkpoint was written by {len(states)} rank(s) and goes on with {num_ranks}:"
-            " random numbers, hidden states and episodes, which belong to a rank, begin anew. With"
-            " save_buffer all ranks continue with the replay buffer of the first.",
+            f"The training goes on with {runner.gpu_world_size} ranks: episodes, hidden states and"
+            " random numbers, which belong to a rank, begin anew. With save_buffer all ranks"
+            " continue with the replay buffer of the first.",
             stacklevel=3,
         )
-    of_all = {"counters": states[0]["counters"]}
-    if "rnd" in states[0]:  # its rewards belong to a rank's environments
-        of_all["rnd"] = {**states[0]["rnd"], "discounted_rewards": None}
-    return _restore(runner, of_all)
+    goes_on = is_alone and "environment" in state and _restore_episodes(runner, state)
+    for name, value in state["counters"].items():
+        setattr(runner.logger, name, value)
+    if getattr(runner.alg, "rnd", None):  # its rewards belong to a rank's environments
+        restore_rnd(runner.alg.rnd, state.get("rnd", {}), runner.env.num_envs if is_alone else 0)
+    if is_alone and "generators" in state:
+        _set_generators(state["generators"], runner.device)  # last: an environment may draw numbers
+    return goes_on
 
 
-def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
-    """Restore one rank's state; return whether the environment continues its episodes."""
-    goes_on = "environment" in state and _restores_itself(runner.env)
-    if goes_on and (before := len(state["episodes"]["cur_reward_sum"])) != runner.env.num_envs:
-        goes_on = False
+def _restore_episodes(runner: Any, state: Mapping[str, Any]) -> bool:
+    """Restore environment, hidden states and running episodes; return whether they fit."""
+    if not _restores_itself(runner.env):
+        return False
+    if (before := len(state["episodes"]["cur_reward_sum"])) != runner.env.num_envs:
         warnings.warn(
             f"The checkpoint was written with {before} environments and goes on with"
             f" {runner.env.num_envs}: hidden states and episodes begin anew.",
             stacklevel=4,
         )
-    if goes_on:  # first, as it may raise
-        runner.env.load_state_dict(state["environment"])
-        for role, model in _models(runner.alg).items():
-            tensors = state["hidden_states"].get(role, ())  # older checkpoints lack some teachers
-            model.reset(hidden_state=hidden_state.from_tensors(tensors))
-        for extension in getattr(runner.alg, "extensions", ()):
-            extension.resume(state)
-        episodes = _episodes(runner.logger)
-        if episodes.keys() <= state["episodes"].keys():  # else it was written without RND
-            for name, kept in episodes.items():
-                if isinstance(kept, deque):
-                    kept.clear()
-                    kept.extend(state["episodes"][name])
-                else:
-                    kept.copy_(state["episodes"][name])
-    for name, value in state["counters"].items():
-        setattr(runner.logger, name, value)
-    if "buffer" in state:
-        runner.alg.experience.restore(state["buffer"])
-    if getattr(runner.alg, "rnd", None):
-        restore_rnd(runner.alg.rnd, state.get("rnd", {}), runner.env.num_envs)
-    if "generators" in state:
-        _set_generators(state["generators"], runner.device)  # last: an environment may draw numbers
-    return goes_on
+        return False
+    runner.env.load_state_dict(state["environment"])  # first, as it may raise
+    for role, model in _models(runner.alg).items():
+        tensors = state["hidden_states"].get(role, ())  # older checkpoints lack some teachers
+        model.reset(hidden_state=hidden_state.from_tensors(tensors))
+    for extension in getattr(runner.alg, "extensions", ()):
+        extension.resume(state)
+    episodes = _episodes(runner.logger)
+    if episodes.keys() <= state["episodes"].keys():  # else it was written without RND
+        for name, kept in episodes.items():
+            if isinstance(kept, deque):
+                kept.clear()
+                kept.extend(state["episodes"][name])
+            else:
+                kept.copy_(state["episodes"][name])
+    return True
 
 
 def readable(value: Any, name: str) -> Any:

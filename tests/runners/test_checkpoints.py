@@ -1,7 +1,6 @@
 """Checkpoints are complete or absent; a read-only run folder is refused before training."""
 
 import copy
-import json
 import os
 import re
 import stat
@@ -11,7 +10,7 @@ import pytest
 import torch
 from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, names, train_cfg
 
-from rsl_tbptt.checkpoints.writing import NOTES, KeptCheckpoints, NotWrittenError, save_checkpoint
+from rsl_tbptt.checkpoints.writing import KeptCheckpoints, NotWrittenError, save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt.tools.runs.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -51,7 +50,7 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
 
 def test_half_written_files_of_killed_runs_are_deleted_after_a_while(tmp_path):
     prefix = "." + 32 * "a" + "-"
-    left = [f"{prefix}model_1.pt", f"{prefix}safe_2.pt", f"{prefix}checkpoints.json"]
+    left = [f"{prefix}model_1.pt", f"{prefix}safe_2.pt"]
     kept = [".mine-model_1.pt", "model_1.pt", f"{prefix}model_9.pt"]
     for name in (*left, *kept):
         (tmp_path / name).write_bytes(b"half")
@@ -177,7 +176,7 @@ def test_a_file_that_no_runner_wrote_changes_nothing(tmp_path):
 def write(kept, folder, iteration, mean_return=None):
     path = folder / f"model_{iteration}.pt"
     save_checkpoint({"value": iteration}, path)
-    kept.add(path, iteration, mean_return)
+    kept.add(path, mean_return)
 
 
 class CostlyEnv(RecallEnv):
@@ -213,11 +212,11 @@ def test_a_new_training_is_refused_in_the_folder_of_a_run(tmp_path):
     again.load(str(tmp_path / "latest"))
     again.learn(1)
     again.learn(1)  # its own files are allowed
-    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+    assert names(tmp_path) == [f"model_{it}.pt" for it in (1, 2, 3, 4)]
 
 
 def test_the_best_is_kept_in_addition_to_the_newest(tmp_path):
-    kept = KeptCheckpoints(tmp_path, 2, keep_best=True)
+    kept = KeptCheckpoints(2, keep_best=True)
     for iteration, mean_return in enumerate([None, -3.0, -1.0, float("nan"), -1.0, -2.0, -2.0]):
         write(kept, tmp_path, iteration, mean_return)
     assert names(tmp_path) == ["model_4.pt", "model_5.pt", "model_6.pt"]
@@ -226,16 +225,6 @@ def test_the_best_is_kept_in_addition_to_the_newest(tmp_path):
     for iteration in (8, 9):
         write(kept, tmp_path, iteration, float("nan"))
     assert names(tmp_path) == ["model_7.pt", "model_8.pt", "model_9.pt"]
-
-
-def test_files_of_others_are_never_deleted(tmp_path):
-    (tmp_path / "model_0.pt").write_text("of a runner that notes nothing")
-    kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
-    write(kept, tmp_path, 1)
-    (tmp_path / "model_1.pt").write_text("put there by somebody instead")
-    write(kept, tmp_path, 2)
-    write(kept, tmp_path, 3)
-    assert names(tmp_path) == ["model_0.pt", "model_1.pt", "model_3.pt"]
 
 
 def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
@@ -248,83 +237,39 @@ def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
     assert names(tmp_path / "run") == ["mine.pt", "model_1.pt"]
 
 
-def test_a_resumed_run_deletes_files_of_the_run_before(tmp_path):
+def test_files_that_another_process_wrote_are_never_deleted(tmp_path):
     make_runner(tmp_path, keep_last=2).learn(3)
     resumed = make_runner(tmp_path, keep_last=2)
     resumed.load(str(tmp_path / "latest"))
-    resumed.learn(2)
-    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+    resumed.learn(3)
+    assert names(tmp_path) == [f"model_{it}.pt" for it in (1, 2, 4, 5)]
 
 
-def test_files_in_unreadable_notes_are_kept(tmp_path):
-    write(KeptCheckpoints(tmp_path, 1, keep_best=False), tmp_path, 0)
-    (tmp_path / NOTES).write_text("{")
-    with pytest.warns(UserWarning, match=r"checkpoints\.json' cannot be read"):
-        kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
-    write(kept, tmp_path, 1)
-    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+def ratings(folder, env, iterations, held_out_envs=0):
+    """Train, from the newest checkpoint if there is one; return mean returns by iteration."""
+    algorithm, kept = {"held_out_envs": held_out_envs}, {"keep_last": 50, "keep_best": True}
+    runner = make_runner(folder, env=env, algorithm=algorithm, **kept)
+    if names(folder):
+        runner.load(str(folder / "latest"))
+    runner.learn(iterations)
+    written = runner._kept._written.items()
+    return {int(path.stem.split("_")[1]): value for path, value in written if value is not None}
 
 
-def train_in_parts(folder, env_class, *iterations, num_envs=400, held_out_envs=0):
-    """Train, then continue from the newest checkpoint; return the saved ratings by iteration."""
-    for part in iterations:
-        algorithm, kept = {"held_out_envs": held_out_envs}, {"keep_last": 50, "keep_best": True}
-        runner = make_runner(folder, env=env_class(num_envs), algorithm=algorithm, **kept)
-        if names(folder):
-            runner.load(str(folder / "latest"))
-        runner.learn(part)
-    notes = json.loads((folder / NOTES).read_text())
-    return {note["iteration"]: note["mean_return"] for note in notes if note["mean_return"]}
-
-
-def test_returns_count_once_the_window_is_full(tmp_path):
-    assert [*train_in_parts(tmp_path, CostlyEnv, 9, num_envs=4)] == [7, 8]
-
-
-def test_returns_count_once_every_environment_has_ended_an_episode_also_after_a_resume(tmp_path):
-    whole = train_in_parts(tmp_path / "whole", CostlyEnv, 8)
-    assert [*whole] == [6, 7]
-    assert train_in_parts(tmp_path / "parts", CostlyEnv, 5, 3) == pytest.approx(whole)
-
-    absent = {"state_dict": property(), "load_state_dict": property()}
-    simulator = type("Simulator", (CostlyEnv,), absent)  # where episodes start again
-    assert [*train_in_parts(tmp_path / "simulated", simulator, 8, 8)] == [6, 7, 14, 15]
+def test_returns_count_once_the_window_is_full_and_every_environment_has_ended_one(tmp_path):
+    assert [*ratings(tmp_path / "few", CostlyEnv(4), 9)] == [7, 8]
+    # Also after a resume, when each may be in an episode that is longer than most.
+    for expected in ([6, 7], [13, 14, 15]):
+        assert [*ratings(tmp_path / "many", CostlyEnv(400), 8)] == expected
 
 
 def test_held_out_environments_alone_count(tmp_path):
     """Environments 4, 12 ... 36 have episodes of 5 to 37 steps, each of which costs 1."""
-    found = train_in_parts(tmp_path, CostlyEnv, 7, 7, num_envs=40, held_out_envs=5)
+    found = ratings(tmp_path, CostlyEnv(40), 7, held_out_envs=5)
+    found |= ratings(tmp_path, CostlyEnv(40), 7, held_out_envs=5)
     lengths = torch.arange(4, 40, 8) + 1.0
     assert set(found.values()) == {-lengths.mean().item()}
     assert [*found] == list(range(-(-2 * int(lengths.max()) // STEPS) - 1, 14))
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "changes"),
-    [
-        ("thesis.tex", "../thesis.tex", {}),
-        ("run/notes.txt", "notes.txt", {}),
-        ("run/exported/model_0.pt", "exported/model_0.pt", {}),
-        ("run/model_0.pt", "../run/model_0.pt", {}),
-        ("run/model_0.pt", 5, {}),
-        ("run/model_0.pt", "model_0.pt", {"mean_return": "high"}),
-        ("run/model_0.pt", "model_0.pt", {"mean_return": float("nan")}),
-    ],
-)
-def test_notes_that_no_runner_wrote_delete_nothing(where, name, changes, tmp_path):
-    run, precious = tmp_path / "run", tmp_path / where
-    precious.parent.mkdir(parents=True, exist_ok=True)
-    run.mkdir(exist_ok=True)
-    precious.write_text("years of work")
-    found = precious.stat()
-    note = {"file": name, "iteration": 0, "mean_return": None}
-    note |= {"size": found.st_size, "mtime_ns": found.st_mtime_ns} | changes
-    (run / NOTES).write_text(json.dumps([note]))
-    kept = KeptCheckpoints(run, 1, keep_best=True)
-    write(kept, run, 1, 1.0)
-    write(kept, run, 2, 1.0)
-    assert precious.read_text() == "years of work"
-    assert not (run / "model_1.pt").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,7 @@
 import copy
 import errno
 import os
-import re
 import subprocess
-import time
-import warnings
 from contextlib import suppress
 
 import pytest
@@ -26,7 +23,7 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.find_nan import check_nan
 from rsl_tbptt.checkpoints import writing
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
-from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint
+from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
 
 DISK = 2 * 2**20
 
@@ -65,23 +62,7 @@ def failing(monkeypatch):
     return fails
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_training_continues_with_a_full_disk(disk):
-    full, free = lambda: fill(disk), lambda: (disk / "ballast").unlink()
-    runner = make_runner(disk, env=DisturbedEnv({STEPS + 2: full, 3 * STEPS + 2: free}))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        runner.learn(6)
-    (of_file, *of_curves) = sorted(str(warning.message) for warning in caught)[::-1]
-    assert re.search(r"model_\d+\.pt' cannot be written \(No space left on device; [\d,]+", of_file)
-    assert all("TensorBoard's file" in text for text in of_curves)
-    assert names(disk) == [f"model_{it}.pt" for it in (0, 3, 4, 5)]
-    assert all(torch.load(path) for path in disk.glob("*.pt"))
-    assert not list(disk.glob(".*"))
-    assert runner.num_iterations == 6
-
-
-def test_each_failed_file_is_skipped_with_one_warning(failing, tmp_path):
+def test_each_failed_file_is_skipped_with_a_warning(failing, tmp_path):
     def fail(times):
         return lambda: failing.extend([errno.ENOSPC] * times)
 
@@ -89,7 +70,7 @@ def test_each_failed_file_is_skipped_with_one_warning(failing, tmp_path):
     with pytest.warns(UserWarning, match="training goes on") as caught:
         make_runner(tmp_path, env=env).learn(6)
     texts = [str(warning.message) for warning in caught]
-    assert [text.split("'")[1][-10:] for text in texts] == ["model_1.pt", "model_4.pt"]
+    assert [text.split("'")[1][-10:] for text in texts] == [f"model_{it}.pt" for it in (1, 2, 4)]
     assert all("free some space there" in text and "\n" not in text for text in texts)
     assert names(tmp_path) == [f"model_{it}.pt" for it in (0, 3, 5)]
     assert not list(tmp_path.glob(".*"))
@@ -125,40 +106,6 @@ def test_wherever_the_disk_is_full_the_reason_is_named_and_no_file_is_left(room,
             writing.check_writable(disk)
 
 
-def test_notes_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypatch):
-    def fail(path, value):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    runner = make_runner(tmp_path, keep_last=1)
-    runner.learn(1)
-    with monkeypatch.context() as patched:
-        patched.setattr("rsl_tbptt.checkpoints.writing.write_json", fail)
-        with pytest.warns(UserWarning, match=rf"{NOTES}' cannot be written \(No space left"):
-            runner.learn(1)
-    runner.learn(1)
-    assert names(tmp_path) == ["model_2.pt"]
-
-
-def test_curves_continue_in_another_file_when_there_is_room_again(tmp_path, monkeypatch):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-
-    def lose_the_disk():
-        thread = runner.logger.writer.file_writer.event_writer._async_writer._worker
-        thread.exception = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as it ends with one
-
-    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 2: lose_the_disk}))
-    with pytest.warns(UserWarning, match=r"TensorBoard's file in .* \(No space left on device\)"):
-        runner.learn(3)
-    assert runner.num_iterations == 3
-    monotonic = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 61.0)
-    runner.logger.writer.add_scalar("Loss/behavior", 4.0, 9)
-    runner.logger.writer.close()
-    events = accumulator.EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [event.step for event in events.Scalars("Loss/behavior")] == [0, 9]
-
-
 class BrokenEnv(DisturbedEnv):
     """Returns something else in one step."""
 
@@ -191,23 +138,20 @@ def without_group(given):
 
 FORMS = {
     "a smaller group": (of_group(lambda values: values[:, :-1]), r"group 'policy' is of shape \(4"),
-    "fewer environments": (of("obs", lambda obs: obs[:3]), r"group '\w+' is of shape \(3, \d+\)"),
     "a missing group": (without_group, r"group 'policy' is missing among \['privileged'\]"),
     "another type": (of_group(torch.Tensor.double), r"group 'policy' is of type torch.float64"),
     "a column": (of("rewards", lambda rewards: rewards[:, None]), r"rewards is of shape \(4, 1\)"),
-    "rewards for fewer": (of("rewards", lambda rewards: rewards[:2]), r"rewards is of shape \(2,"),
     "one done for all": (of("dones", lambda dones: dones.any()), r"dones is of shape \(\), expect"),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("kind", "step"), [("ppo", STEPS + 2), ("distillation", 2 * STEPS)])
-def test_a_tensor_of_a_wrong_form_is_named(form, kind, step, tmp_path):
+def test_a_tensor_of_a_wrong_form_is_named(form, tmp_path):
     change, message = FORMS[form]
-    runner = make_runner(tmp_path, kind, env=BrokenEnv(step, change), save_interval=100)
+    runner = make_runner(tmp_path, "ppo", env=BrokenEnv(STEPS + 2, change), save_interval=100)
     with pytest.raises(ValueError, match=rf"{message}.*: repair the environment's step"):
         runner.learn(4)
-    assert latest_checkpoint(tmp_path).name in ("model_0.pt", "model_1.pt")
+    assert latest_checkpoint(tmp_path).name == "model_0.pt"
 
 
 def test_a_value_that_is_not_a_tensor_or_on_another_device_is_named():
@@ -239,7 +183,7 @@ def test_iterations_before_a_failed_step_are_kept(tmp_path):
     assert resumed.num_iterations == 3
     assert_same(*(r.alg.get_policy().state_dict() for r in (resumed, whole)))
     # Half a rollout was taken. Its episodes and random numbers are not continued.
-    assert [state.keys() for state in resumed._resumed] == [{"counters"}]
+    assert resumed._resumed.keys() == {"counters"}
     resumed.learn(1)
     assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
 
@@ -307,13 +251,6 @@ def test_training_can_continue_after_nan_has_ended_it(kind):
     runner.learn(2)
     after = runner.alg.get_policy().state_dict()
     assert any(not torch.equal(before[key], value) for key, value in after.items())
-
-
-def test_the_update_names_nan_that_no_step_check_finds():
-    runner = sick_run("ppo", non_finite="raise")
-    runner.alg.step_checks.nan = False
-    with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step"):
-        runner.learn(4)
 
 
 @pytest.mark.parametrize("name", ["rewards", "dones"])

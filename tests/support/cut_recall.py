@@ -42,7 +42,7 @@ class CutRecallEnv(RecallEnv):
         super().load_state_dict(state_dict)
         own = [*self._cues, *CutGaussian.noise]
         for generator, state in zip(own, state_dict["states"], strict=True):
-            generator.set_state(state)
+            generator.set_state(state.clone())  # torch ignores where a row begins
 
 
 class CutGaussian(GaussianDistribution):
