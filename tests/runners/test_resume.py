@@ -89,7 +89,7 @@ def make(tmp_path, folder, case, **arguments):
         **{"env": Env(), "save_interval": 100} | arguments,
     )
     if case == "several recurrent teachers":
-        runner.alg.lazy_teacher.is_loaded, runner.alg.teacher.unread = True, []
+        runner.alg.lazy_teacher.is_loaded = runner.alg.teacher.is_read = True
     return runner
 
 
