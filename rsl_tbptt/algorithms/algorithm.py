@@ -212,7 +212,7 @@ class Algorithm:
 
     def _kept(self) -> list[Any]:
         """Return the objects whose attributes an update replaces."""
-        return [self, *chain.from_iterable(each.kept() for each in self.extensions)]
+        return [self, *self.extensions]
 
     def stateful_models(self) -> dict[str, Any]:
         """Return all models with hidden states, by their roles in checkpoints."""

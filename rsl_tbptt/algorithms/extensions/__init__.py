@@ -25,8 +25,8 @@ from rsl_tbptt.core.rollout import Rollout
 class Extension:
     """A part of an algorithm. Every method does nothing by default.
 
-    An update that is undone restores the attributes of ``kept()``, so replace them and do not
-    change them in place. Inside a step only tensors at fixed addresses may be read and written.
+    An update that is undone restores its attributes, so replace them and do not change them in
+    place. Inside a step only tensors at fixed addresses may be read and written.
     """
 
     name = ""
@@ -49,10 +49,6 @@ class Extension:
         """Parameters that its own optimisers train."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return [parameter for group in groups for parameter in group["params"]]
-
-    def kept(self) -> list[Any]:
-        """Return the objects whose attributes an update replaces."""
-        return [self]
 
     def stateful_models(self) -> dict[str, Any]:
         """Return its models with hidden states, which an update that is undone must not lose.
