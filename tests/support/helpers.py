@@ -276,7 +276,7 @@ def write_drawn_bundle(
 
     ``fault`` changes what is exported but not the steps.
     """
-    from rsl_tbptt.tools.robot.export import Recorded, write_bundle
+    from rsl_tbptt.tools.robot.export import write_bundle
     from rsl_tbptt.tools.robot.golden import draw
 
     steps = draw(policy, heads or {}, groups, num_steps, seed=1)
@@ -284,7 +284,6 @@ def write_drawn_bundle(
         policy.reset()
     if fault is not None:
         fault(policy)
-    about = {"checkpoint": "model_5.pt", "iteration": 5}
-    recorded = Recorded(policy, steps, "drawn")
-    write_bundle(folder, recorded, heads or {}, robot or {}, about, **options)
+    about = {"checkpoint": "model_5.pt", "iteration": 5, "golden": "drawn", "simulation": None}
+    write_bundle(folder, policy, steps, heads or {}, robot or {}, about, **options)
     return steps

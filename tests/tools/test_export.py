@@ -312,8 +312,8 @@ def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
     for name, want in (("velocity", velocity), ("contact", contact.sigmoid())):
         np.testing.assert_allclose(golden[f"auxiliary/{name}"], want, atol=TOLERANCE)
         assert want.std() > 10 * TOLERANCE
-    about = {"checkpoint": "model_0.pt", "iteration": 0}
-    bundle.write_bundle(tmp_path, bundle.Recorded(policy, golden, ""), heads, {}, about)
+    about = {"checkpoint": "model_0.pt", "iteration": 0, "golden": "", "simulation": None}
+    bundle.write_bundle(tmp_path, policy, golden, heads, {}, about)
     found = verify(tmp_path, [tmp_path])
     assert found.keys() == {"onnx", "torchscript", "auxiliary/velocity", "auxiliary/contact"}
     assert max(found.values()) < TOLERANCE

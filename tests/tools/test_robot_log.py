@@ -253,7 +253,7 @@ def test_a_log_that_does_not_fit_is_refused(bundle, tmp_path, log, change, messa
 
 def test_a_file_that_is_no_log_is_refused(bundle, tmp_path):
     with pytest.raises(
-        ValueError, match=r"none of the arrays .*: reset, obs/policy, raw/policy/turn"
+        ValueError, match=r"steps {}, expected .* of reset, obs/policy, raw/policy/turn"
     ):
         compared(bundle, tmp_path, {"joint_pos": np.zeros(3)})
     with pytest.raises(ValueError, match=r"expected a file that ends in \.npz or \.csv"):

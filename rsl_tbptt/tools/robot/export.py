@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,19 @@ from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.robot import golden
-from rsl_tbptt.tools.robot.readme import readme
 from rsl_tbptt.tools.robot.runtime_configs import of_actions, terms_of
 from rsl_tbptt.tools.robot.targets import TARGETS, Exported, check_targets
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript, verify
 from rsl_tbptt.tools.run import Run
-from rsl_tbptt.tools.simulate.evaluate import Start, started
+from rsl_tbptt.tools.simulate.evaluate import started
 from rsl_tbptt.tools.simulate.policies import build_policy, groups_of, saved_heads
 
 MARK = b'"state_names"'
 """Bytes in the ``policy.json`` of every bundle."""
 OPSET = 18
 """The operator set that rsl_rl exports with; the file states the oldest equal one."""
+README = Path(__file__).with_name("bundle.md")
+"""Template for people who run the policy, filled with the content of ``policy.json``."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
 
 Groups = Mapping[str, torch.Tensor]
@@ -95,16 +95,12 @@ def export(
     check_targets(target)
     heads = saved_heads(run.auxiliary)
     output = _folder(run, output, target)
-    if drawn or not _can_simulate(run, where.get("task")):
-        recorded = _drawn(run, heads, steps, seed)
-    else:
-        with started(run, num_envs=1, seed=seed, **where) as start:
-            recorded = _simulated(start, heads, steps, seed)
-    about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
+    policy, trajectory, about = _recorded(run, heads, steps, seed, drawn, where)
     robot = {"clip_actions": run.clip_actions, **run.robot}
     forms = {"single_input": single_input, "targets": target}
     with tempfile.TemporaryDirectory() as name:
-        bundle = write_bundle(folder := Path(name), recorded, heads, robot, about, **forms)
+        folder = Path(name)
+        bundle = write_bundle(folder, policy, trajectory, heads, robot, about, **forms)
         bundle["max_difference"] = differences = verify(folder, [folder])
         passed = all(each <= tolerance for each in differences.values())  # false for NaN
         if passed:
@@ -138,34 +134,42 @@ def _can_simulate(run: Run, task: str | None) -> bool:
     return importlib.util.find_spec(run.platform.PACKAGES[0]) is not None
 
 
-def _simulated(start: Start, heads: Mapping[str, nn.Module], steps: int, seed: int) -> Recorded:
-    """Record a policy in its task."""
-    source = f"one robot of {start.task}, noise included, seed {seed}"
-    trajectory, platform = golden.record(start, heads, steps, seed), start.run.platform
-    is_id = platform.TASKS is not None  # those of rsl_rl alone name code
-    simulation = {"platform": platform.name, "task": start.task} if is_id else None
-    return Recorded(start.policy, trajectory, source, simulation)
-
-
-def _drawn(run: Run, heads: Mapping[str, nn.Module], steps: int, seed: int) -> Recorded:
-    """Build a policy without an environment, and draw its observations.
+def _recorded(
+    run: Run,
+    heads: Mapping[str, nn.Module],
+    steps: int,
+    seed: int,
+    drawn: bool,
+    where: Mapping[str, Any],
+) -> tuple[MLPModel, golden.Trajectory, dict[str, Any]]:
+    """Return a policy with its golden trajectory, and what ``policy.json`` says about them.
 
     Raises:
-        ValueError: If the checkpoint does not record their shapes.
+        ValueError: If nothing simulates, and the checkpoint does not record observations' shapes.
     """
-    if missing := [name for name in run.groups if name not in run.shapes]:
-        raise ValueError(
-            f"{run.checkpoint} does not record the shapes of {missing}, expected an environment"
-            " that shows them: name its task with --task, or with --env for rsl_rl alone."
-        )
-    policy = build_policy(run)
-    groups = {
-        name: torch.zeros(1, *run.shapes[name], dtype=run.dtypes.get(name, torch.float32))
-        for name in groups_of(policy)
-    }
-    trajectory = golden.draw(policy, heads, groups, steps, seed)
-    source = "drawn, with mean and deviation of the policy's normaliser if it has one"
-    return Recorded(policy, trajectory, source)
+    simulation = None
+    if drawn or not _can_simulate(run, where.get("task")):
+        if missing := [name for name in run.groups if name not in run.shapes]:
+            raise ValueError(
+                f"{run.checkpoint} does not record the shapes of {missing}, expected an environment"
+                " that shows them: name its task with --task, or with --env for rsl_rl alone."
+            )
+        policy = build_policy(run)
+        groups = {
+            name: torch.zeros(1, *run.shapes[name], dtype=run.dtypes.get(name, torch.float32))
+            for name in groups_of(policy)
+        }
+        trajectory = golden.draw(policy, heads, groups, steps, seed)
+        source = "drawn, with mean and deviation of the policy's normaliser if it has one"
+    else:
+        with started(run, num_envs=1, seed=seed, **where) as start:
+            policy, trajectory = start.policy, golden.record(start, heads, steps, seed)
+            source = f"one robot of {start.task}, noise included, seed {seed}"
+            if run.platform.TASKS is not None:  # those of rsl_rl alone name code
+                simulation = {"platform": run.platform.name, "task": start.task}
+    about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
+    about |= {"golden": f"{steps} steps, {source}", "simulation": simulation}
+    return policy, trajectory, about
 
 
 def _publish(folder: Path, output: Path) -> None:
@@ -215,21 +219,10 @@ def export_torchscript(step: OneStep, path: Path) -> None:
         torch.jit.script(StatefulPolicy(step).eval()).save(str(path))
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A policy and its golden trajectory."""
-
-    policy: MLPModel
-    trajectory: golden.Trajectory
-    source: str
-    """Origin of the trajectory, as text for people."""
-    simulation: Mapping[str, str] | None = None
-    """Platform and registered task to simulate it; None if they are not known."""
-
-
 def write_bundle(
     folder: Path,
-    recorded: Recorded,
+    policy: MLPModel,
+    trajectory: golden.Trajectory,
     heads: Mapping[str, nn.Module],
     robot: Mapping[str, Any],
     about: Mapping[str, Any],
@@ -241,22 +234,21 @@ def write_bundle(
 
     Args:
         folder: Folder to write into.
-        recorded: The policy and its trajectory.
+        policy: The policy.
+        trajectory: Its golden trajectory.
         heads: Auxiliary heads by the names of their outputs.
         robot: Properties of the robot, from the checkpoint.
-        about: ``checkpoint`` and ``iteration``.
+        about: ``checkpoint``, ``iteration``, ``golden``, the origin of the trajectory in words, and
+            ``simulation``, its platform and registered task or None.
         single_input: Whether ONNX takes one ``obs`` of all groups joined.
         targets: Names in ``TARGETS`` of programs that get a folder as well.
 
     Returns:
         The content of ``policy.json``.
     """
-    policy, trajectory = recorded.policy, recorded.trajectory
     groups = {name: torch.from_numpy(each[:1]) for name, each in groups_in(trajectory).items()}
     step = OneStep(policy, groups, heads)
-    source = f"{len(trajectory['reset'])} steps, {recorded.source}"
-    about = {**about, "trained_as": type(policy).__name__, "golden": source}
-    about["simulation"] = recorded.simulation
+    about = {**about, "trained_as": type(policy).__name__}
 
     def written(step: OneStep) -> tuple[onnx.ModelProto, dict[str, Any]]:
         model = onnx_model(step)
@@ -274,7 +266,8 @@ def write_bundle(
         for name in dict.fromkeys(targets):
             TARGETS[name](folder / name, exported)
     np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)
-    (folder / "README.md").write_text(readme(metadata), encoding="utf-8")
+    text = README.read_text(encoding="utf-8").format(**metadata)
+    (folder / "README.md").write_text(text, encoding="utf-8")
     write_json(folder / METADATA, metadata)
     return metadata
 

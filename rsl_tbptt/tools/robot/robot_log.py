@@ -66,12 +66,13 @@ def compare_log(
     groups = policy.metadata["observation_groups"] or policy.metadata["inputs"]
     metadata, notes = {**policy.metadata, "observation_groups": groups}, []
     log = _read(path, metadata, read_golden(bundle / GOLDEN))
-    starts = log.get("reset", np.zeros(len(next(iter(log.values()))), bool)).astype(bool)
+    num_steps = len(next(iter(log.values())))
+    starts = log.get("reset", np.zeros(num_steps)).reshape(num_steps).astype(bool)
     starts[0] = True
     found, seen = [], {}
     for name, group in groups.items():
         logged, (expected, names) = log.get(f"obs/{name}"), _observations(name, group, log, starts)
-        seen[name] = expected if logged is None else logged
+        seen[name] = expected if logged is None else logged.reshape(-1, *group["shape"])
         if logged is not None and expected is None:
             notes.append(f"obs/{name} is not compared: raw/{name}/TERM are not there")
         elif logged is not None:
@@ -192,17 +193,13 @@ def _read(path: Path, metadata: Mapping[str, Any], golden: Log) -> dict[str, np.
         for mistyped in difflib.get_close_matches(name, log.keys() - widths.keys(), 1, cutoff=0.9):
             raise ValueError(f"{mistyped} of the log is unknown: did you mean {name}?")
     log = {name: values for name, values in log.items() if name in widths}
-    if not log:
-        raise ValueError(
-            f"The log '{path}' has none of the arrays that can be compared: {', '.join(widths)}."
-        )
     if "actions" in log and not any(name.startswith(("raw/", "obs/")) for name in log):
         log = {n: v for n, v in golden.items() if n == "reset" or n.startswith("obs/")} | log
     lengths = {name: values.shape[:1] for name, values in log.items()}
-    if len({*lengths.values()}) > 1 or min(lengths.values()) < (2,):
+    if len({*lengths.values()}) != 1 or min(lengths.values()) < (2,):
         raise ValueError(
-            f"The log has steps {lengths}, expected the same number of each, at least 2; without"
-            f" observations those of {GOLDEN}."
+            f"The log has steps {lengths}, expected the same number, at least 2, of some of"
+            f" {', '.join(widths)}; without observations those of {GOLDEN}."
         )
     for name, values in log.items():
         is_number = values.dtype.kind in "biuf" and bool(np.isfinite(values).all())
@@ -211,9 +208,7 @@ def _read(path: Path, metadata: Mapping[str, Any], golden: Log) -> dict[str, np.
                 f"{name} of the log has {values[0].size} values of {values.dtype} at each step,"
                 f" expected {widths[name]} finite numbers."
             )
-    groups = metadata["observation_groups"].items()
-    shapes = {"reset": (), **{f"obs/{name}": group["shape"] for name, group in groups}}
-    return {n: v.reshape(len(v), *shapes.get(n, v.shape[1:])) for n, v in log.items()}
+    return log
 
 
 def _widths(metadata: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
