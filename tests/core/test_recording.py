@@ -6,8 +6,6 @@ Without a GPU, a step's operations are recorded, and a capture is seen by what i
 
 import contextlib
 import gc
-import inspect
-import sys
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -47,8 +45,10 @@ class Training:
         )
         self.num_calls = 0
 
-    def fail_in_capture(self):
-        """Do nothing; a test may raise an error."""
+    def tensors(self):
+        """Return all tensors that a step changes."""
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [*self.parameters, *(p.grad for p in self.parameters), *states, self.rate]
 
     def step(self, inputs, state=None, *, branches=None):
         """Do one step with the models on a branch each; return losses and the next state."""
@@ -64,16 +64,16 @@ class Training:
             branches.join()
         self.optimizer.step()
         self.rate.mul_(0.9)
-        self.fail_in_capture()
         return torch.stack(losses), hidden_state.apply(lambda tensor: tensor + inputs.sum(), state)
 
 
-def train(recorder, device="cpu", num_steps=6, **fixed):
-    """Return losses and parameters after a few steps; each has other inputs."""
-    training, losses, state = Training(device), [], torch.zeros(2, device=device)
+def train(recorder, training, step=None, num_steps=6, **fixed):
+    """Return losses, state and parameters after a few steps; each has other inputs."""
+    device, losses = training.rate.device, []
+    state = torch.zeros(2, device=device)
     torch.manual_seed(1)
     for inputs in torch.randn(num_steps, 4, 3).to(device):
-        loss, state = recorder(training.step, inputs, state, **fixed)
+        loss, state = recorder(step or training.step, inputs, state, **fixed)
         losses.append(loss)
     return torch.stack([*losses, state]), torch.cat([p.flatten() for p in training.parameters])
 
@@ -97,14 +97,10 @@ def num_recordings(recorder):
     return sum(form.recording is not None for form in recorder._forms.values())
 
 
-def test_a_recorded_training_is_equal_to_the_bit(recorder):
-    assert_equal(train(recorder), train(Recorder("cpu")))
-    assert num_recordings(recorder) == 1
-
-
-def test_a_recorded_step_is_not_called_again(recorder):
+def test_a_recorded_training_is_equal_to_the_bit_and_not_called_again(recorder):
     training = Training()
-    run(recorder, training.step, torch.ones(4, 3), times=8)
+    assert_equal(train(recorder, training), train(Recorder("cpu"), Training()))
+    assert num_recordings(recorder) == 1
     assert training.num_calls == 3
 
 
@@ -238,22 +234,6 @@ def test_a_step_inside_a_step_is_part_of_it(recorder):
     assert len(recorder._forms) == 1
 
 
-def test_one_frame_between_caller_and_step(recorder, fake_cuda):
-    depths = []
-
-    def step(tensor):
-        frame = sys._getframe(1)
-        depths.append(frame.f_code.co_name)
-        assert frame.f_back is this
-        return tensor
-
-    this = sys._getframe()
-    for each in (Recorder("cpu"), recorder, Recorder("cuda")):
-        for _ in range(4):
-            each(step, torch.ones(2))
-    assert depths == ["__call__"] * (4 + 3 + 3)
-
-
 def test_forms_are_bounded(recorder, monkeypatch):
     monkeypatch.setattr(recording, "_MAX_FORMS", 2)
     tensors = [torch.ones(size) for size in (1, 2, 3)]
@@ -283,7 +263,7 @@ def test_an_error_of_a_step_reaches_the_caller(recorder):
 
 
 class FakeStream:
-    """A stream that remembers whom it waited for."""
+    """A stream that remembers whom it waited for, and is its own event."""
 
     device = torch.device("cuda:0")
 
@@ -293,34 +273,24 @@ class FakeStream:
     def wait_stream(self, other):
         self.waited.append(other)
 
+    wait_event = wait_stream
+
     def record_event(self):
         return self
-
-    def wait_event(self, event):
-        self.waited.append(event)
-
-
-class FakeGenerator(SimpleNamespace):
-    """A generator that gets another state."""
-
-    state = "capturing"
-
-    def clone_state(self):
-        return "new"
-
-    def graphsafe_set_state(self, state):
-        self.state = state
 
 
 class FakeCuda:
     """Captures operations of the CPU, and knows the current stream, as torch.cuda does."""
 
     def __init__(self, monkeypatch):
-        self.error_at_end, self.in_capture = None, False
-        self.reserved = 0
+        self.error_at_end, self.in_capture, self.is_capturing = None, False, False
+        self.reserved, self.pools, self.generator_state = 0, [], "capturing"
         self.current = self.first = FakeStream()
-        self.live, self.generator, self.is_capturing, self.pools = [], FakeGenerator(), False, []
-        self.signature = inspect.signature(torch.cuda.graph.__init__)
+        self.live = list  # returns tensors that a capture does not change
+        generator = SimpleNamespace(
+            clone_state=lambda: "new",
+            graphsafe_set_state=lambda state: vars(self).update(generator_state=state),
+        )
         fakes = {
             "stream": self.stream_context,
             "graph": self.graph_context,
@@ -332,7 +302,7 @@ class FakeCuda:
             "mem_get_info": lambda device: (0, 1000),
             "current_device": lambda: 0,
             "is_current_stream_capturing": lambda: self.is_capturing,
-            "default_generators": [self.generator],
+            "default_generators": [generator],
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
@@ -345,26 +315,16 @@ class FakeCuda:
         finally:
             self.current = before
 
-    def fail_in_capture(self, error):
-        if self.in_capture:
-            raise error
-
     @contextlib.contextmanager
-    def graph_context(self, *arguments, **options):
-        """Run nothing, as a capture: tensors in ``live`` are as before at the end.
-
-        Like ``torch.cuda.graph`` up to torch 2.12, it leaves its stream current after an error.
-        """
-        bound = self.signature.bind(None, *arguments, **options).arguments
-        assert bound["capture_error_mode"] == "thread_local"
-        assert bound["stream"] is self.current
-        assert self.current is not self.first
-        self.pools.append(bound["pool"])
-        kept = [tensor.detach().clone() for tensor in self.live]
-        before_capture, self.current = self.current, bound["stream"]
+    def graph_context(self, cuda_graph, pool, stream, capture_error_mode):
+        """Run nothing, as a capture: tensors in ``live`` are as before at the end."""
+        assert capture_error_mode == "thread_local"
+        assert stream is self.current is not self.first
+        self.pools.append(pool)
+        before = [(tensor, tensor.detach().clone()) for tensor in self.live()]
         operations = OperationsRecording()
+        self.in_capture = True
         try:
-            self.in_capture = True
             with operations:
                 yield
             if self.error_at_end is not None:
@@ -372,10 +332,9 @@ class FakeCuda:
         finally:
             self.in_capture = False
             with torch.no_grad():
-                for tensor, before in zip(self.live, kept, strict=True):
-                    tensor.copy_(before)
-        self.current = before_capture
-        bound["cuda_graph"].replay = operations.replay
+                for tensor, value in before:
+                    tensor.copy_(value)
+        cuda_graph.replay = operations.replay
 
 
 @pytest.fixture
@@ -384,45 +343,31 @@ def fake_cuda(monkeypatch):
     return FakeCuda(monkeypatch)
 
 
-class FakeCudaTraining(Training):
-    """A training whose tensors a fake capture does not change."""
-
-    def __init__(self, fake_cuda):
-        super().__init__()
-        self.step(torch.zeros(4, 3))  # makes the optimiser's state
-        states = [v for state in self.optimizer.state.values() for v in state.values()]
-        grads = [parameter.grad for parameter in self.parameters]
-        fake_cuda.live = [*self.parameters, *grads, *states, self.rate]
-
-
-def losses_of(recorder, training, num_steps=6, **fixed):
-    torch.manual_seed(1)
-    inputs = torch.randn(num_steps, 4, 3)
-    return torch.stack([recorder(training.step, x, None, **fixed)[0] for x in inputs])
-
-
 def test_a_captured_step_runs_once(fake_cuda):
-    recorder = Recorder("cuda")
-    losses = losses_of(recorder, FakeCudaTraining(fake_cuda), branches=recorder)
+    recorder, training = Recorder("cuda"), Training()
+    fake_cuda.live = training.tensors
+    results = train(recorder, training, branches=recorder)
     assert num_recordings(recorder) == 1
-    assert_equal(losses, losses_of(Recorder("cpu"), FakeCudaTraining(fake_cuda)))
+    assert_equal(results, train(Recorder("cpu"), Training()))
 
 
 @pytest.mark.parametrize("where", ["inside", "end"])
 def test_a_capture_that_fails_loses_nothing(fake_cuda, where):
-    expected = losses_of(Recorder("cpu"), FakeCudaTraining(fake_cuda))
-    recorder, training = Recorder("cuda"), FakeCudaTraining(fake_cuda)
-    error = torch.OutOfMemoryError("memory is full")
-    if where == "inside":
-        training.fail_in_capture = lambda: fake_cuda.fail_in_capture(error)
-    else:
-        fake_cuda.error_at_end = error
-    with pytest.warns(UserWarning, match=r"not be captured \(.*memory is full.*same results"):
-        losses = losses_of(recorder, training, branches=recorder)
+    recorder, training, error = Recorder("cuda"), Training(), torch.OutOfMemoryError("no memory")
+    fake_cuda.live, fake_cuda.error_at_end = training.tensors, error
+
+    def step(*arguments, **fixed):
+        results = training.step(*arguments, **fixed)
+        if where == "inside" and fake_cuda.in_capture:
+            raise error
+        return results
+
+    with pytest.warns(UserWarning, match=r"not be captured \(.*no memory.*same results"):
+        results = train(recorder, training, step, branches=recorder)
     assert fake_cuda.current is fake_cuda.first
-    assert fake_cuda.generator.state == "new"
-    assert "memory is full" in str(recorder.reason)
-    assert_equal(losses, expected)
+    assert fake_cuda.generator_state == "new"
+    assert "no memory" in str(recorder.reason)
+    assert_equal(results, train(Recorder("cpu"), Training()))
 
 
 def test_a_failed_capture_is_not_tried_again_until_all_is_forgotten(fake_cuda):
@@ -539,10 +484,11 @@ def test_a_graph_is_equal_to_the_eager_step_to_the_bit(cuda, num_branches):
     fixed = {"branches": recorder} if num_branches == 2 else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        results = train(recorder, cuda, num_steps=8, **fixed)
+        results = train(recorder, Training(cuda), num_steps=8, **fixed)
     assert num_recordings(recorder) == 1
     assert recorder.num_bytes > 0
-    assert_equal(results, train(lambda function, *args: function(*args), cuda, num_steps=8))
+    eager = train(lambda function, *args: function(*args), Training(cuda), num_steps=8)
+    assert_equal(results, eager)
 
 
 @pytest.mark.gpu
