@@ -9,17 +9,15 @@ from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
-from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
-from rsl_tbptt.algorithms.extensions.symmetry import ACTOR, CRITIC, MirroredRobots, averaged
-from rsl_tbptt.algorithms.frames import FrameObs, deduplicate_frames
+from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.policy_losses import PolicyLoss, mean_and_scale, value_loss
-from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
+from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
@@ -83,7 +81,6 @@ class ActorCritic:
         actor: MLPModel,
         critic: MLPModel,
         heads: AuxiliaryHeads,
-        mirrored: MirroredRobots | None,
     ) -> None:
         """Choose how the models are replayed.
 
@@ -92,17 +89,13 @@ class ActorCritic:
             actor: Policy with a distribution.
             critic: Value function.
             heads: Auxiliary heads, which are replayed, too.
-            mirrored: Mirror images of the robots, which are replayed, too.
         """
         options: PpoOptions = algorithm.options
         batches: Batches = algorithm.batches
         extensions: Sequence[Extension] = algorithm.extensions
         self._options, self._batches, self._extensions = options, batches, extensions
-        self._mirrored = mirrored
         self.first_replay = FirstReplay()
         """Metrics of the first replay of an update."""
-        num_robots = mirrored.num_robots if mirrored else 1
-        self._num_augmented = num_robots if mirrored and mirrored.augments else 1
         replay = partial(
             Replay,
             options=options,
@@ -114,12 +107,8 @@ class ActorCritic:
             distribution_head,
             heads=heads.outputs,
             first_replay=self.first_replay,
-            num_robots=num_robots,
         )
-        self.critic = replay(critic, action_head, num_robots=self._num_augmented)
-        if mirrored:
-            learning = {ACTOR: self.actor, CRITIC: self.critic}
-            mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
+        self.critic = replay(critic, action_head)
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
         own = (name for extension in extensions for name in extension.reported)
         self.reported = ("kl", "value", *self.policy_loss.reported, *own)
@@ -140,7 +129,7 @@ class ActorCritic:
 
         Returns:
             Rollouts with the observations of the actor, with those of the critic, and with all, and
-            the states of actor and critic, (L, S * N, H); of all robots with mirror images.
+            the states of actor and critic, (L, S * N, H).
         """
         assert storage.distribution_params is not None
         dones, stored = storage.dones.squeeze(-1).bool(), storage.observations
@@ -159,36 +148,11 @@ class ActorCritic:
             behaviour |= extension.labels()
         targets = {"returns": storage.returns, "values": storage.values}
         joined = [hidden_state.concatenate_envs(each) for each in zip(*states, strict=True)]
-        seen, joined = self._seen(stored, joined, everything.episode_starts)
-        if self._mirrored and self._mirrored.augments:
-            behaviour, targets = map(self._mirrored.images_of, (behaviour, targets))
+        seen = [observations_of(each.model, stored) for each in (self.actor, self.critic)]
+        deduplicate_frames(*seen)
         actor = everything.with_observations(seen[0], behaviour, weights)
         critic = everything.with_observations(seen[1], targets, weights)
         return [actor, critic, everything.with_observations(stored, advantages, weights)], joined
-
-    def _seen(
-        self, stored: TensorDict, states: Sequence[HiddenState], episode_starts: torch.Tensor
-    ) -> tuple[list[TensorDict | FrameObs], Sequence[HiddenState]]:
-        """Return observations of actor and critic, (T, N), and their states.
-
-        With mirror images a model that learns from them sees all robots, (T, N, I), and its states
-        are (L, S * N, I, H).
-        """
-        mirrored = self._mirrored
-        if mirrored is None:
-            seen = [observations_of(each.model, stored) for each in (self.actor, self.critic)]
-            deduplicate_frames(*seen)
-            return seen, states
-        models = [replay.model for replay in mirrored.replays.values()]
-        groups = {group for model in models for group in observed_groups(model, stored)}
-        obs = mirrored.obs(groups)
-        seen = [observations_of(model, obs) for model in models]
-        deduplicate_frames(*seen)
-        states = mirrored.run(states, seen, episode_starts, self._batches.state_steps)
-        if not mirrored.augments:
-            seen.append(observations_of(self.critic.model, stored))
-            deduplicate_frames(seen[-1])
-        return seen, states
 
     def objectives(
         self,
@@ -209,8 +173,6 @@ class ActorCritic:
             loss = extension.wrap(loss)
         clip = options.clip_param if options.use_clipped_value_loss else None
         of_values: Loss = partial(value_loss, clip=clip)
-        if self._num_augmented > 1:
-            of_values = averaged(of_values)
         return (
             Objective(self.actor, rollouts[0], states[0], loss),
             Objective(self.critic, rollouts[1], states[1], of_values, options.value_loss_coef),

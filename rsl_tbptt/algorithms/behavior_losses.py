@@ -56,16 +56,11 @@ class BehaviorLoss:
 
         It reports the loss on the newest rollout as ``behavior`` and on past ones as ``buffer``.
         """
-        per_sample = _of_envs(self.per_sample(outputs, labels))
+        per_sample = self.per_sample(outputs, labels)
         if NEWEST not in labels:
             return SampleLosses(per_sample, {BEHAVIOR: per_sample})
         newest = torch.where(labels[NEWEST], per_sample, 0.0)
         return SampleLosses(per_sample, {BEHAVIOR: newest, BUFFER: per_sample - newest})
-
-
-def _of_envs(values: torch.Tensor) -> torch.Tensor:
-    """Average losses over a robot and its mirror images, (K, n, I); (K, n) stays as it is."""
-    return values.mean(2) if values.dim() > 2 else values
 
 
 def _of_actions(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> BehaviorLoss:

@@ -12,7 +12,6 @@ from torch import nn
 
 from rsl_tbptt.algorithms.behavior_losses import BUFFER
 from rsl_tbptt.algorithms.distillation_rollouts import DistillationRollouts
-from rsl_tbptt.algorithms.extensions.symmetry import STUDENT
 from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.optimizers import set_rate, step_at, update_normalization
 from rsl_tbptt.algorithms.option_checks import takes
@@ -55,7 +54,7 @@ class TbpttDistillation(DistillationRollouts):
         device: str = "cpu",
         multi_gpu_cfg: dict | None = None,
         rnd_cfg: None = None,
-        symmetry_cfg: dict | None = None,
+        symmetry_cfg: None = None,
         **options: Any,
     ) -> None:
         """Set up models, optimiser and schedule.
@@ -67,7 +66,7 @@ class TbpttDistillation(DistillationRollouts):
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
             rnd_cfg: Must be None.
-            symmetry_cfg: rsl_rl's description of symmetries for data augmentation, or None.
+            symmetry_cfg: Must be None.
             **options: Fields of :class:`DistillationOptions`.
 
         Raises:
@@ -75,8 +74,8 @@ class TbpttDistillation(DistillationRollouts):
                 cannot read a group of that type.
             NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
-        if rnd_cfg is not None:
-            raise ValueError("rnd_cfg means nothing in distillation: remove it.")
+        if rnd_cfg is not None or symmetry_cfg is not None:
+            raise ValueError("rnd_cfg and symmetry_cfg mean nothing in distillation: remove them.")
         self.options = DistillationOptions.parse(options)
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
@@ -95,7 +94,7 @@ class TbpttDistillation(DistillationRollouts):
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
         check_types(models, storage.observations)
         self._prepare_surroundings()
-        self.set_symmetry(symmetry_cfg)
+        self._prepare_updates()
         self.options.use()
 
     @whole_or_nothing
@@ -235,12 +234,9 @@ class TbpttDistillation(DistillationRollouts):
         }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
-        end_state = self._state_after
-        if self.mirrored:
-            end_state = self.mirrored.split(STUDENT, end_state)
         for extension in self.extensions:
             extension.advance(metrics)
-        set_state(self._raw_student, end_state, self.experience.dones()[-1])
+        set_state(self._raw_student, self._state_after, self.experience.dones()[-1])
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * self.experience.num_mini_batches
         metrics["optimizer_steps"] = float(num_passes * len(self._student.groups))

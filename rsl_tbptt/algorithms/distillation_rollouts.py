@@ -13,7 +13,6 @@ from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, resolve_behavior_loss
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.held_out import HeldOut
-from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import (
     Dagger,
     LazyTeacher,
@@ -49,23 +48,6 @@ class DistillationRollouts(Algorithm, Distillation):
     _raw_student: MLPModel
     _raw_teacher: MLPModel
 
-    def set_symmetry(self, cfg: dict | None) -> None:
-        """Train on mirrored sequences as well, or not; call it before the first rollout.
-
-        Args:
-            cfg: rsl_rl's description of symmetries, or None for none.
-
-        Raises:
-            ValueError: If it asks for something else than data augmentation, or contradicts an
-                option.
-        """
-        self.mirrored: MirroredRobots | None = None
-        """The mirror images of the robots, with symmetry."""
-        if cfg:
-            self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
-        self._prepare_updates()
-
     def _prepare_updates(self) -> None:
         """Set up labels, extensions, the student's replay and the transaction of an update."""
         options, storage, ranks = self.options, self.storage, self._ranks
@@ -84,10 +66,9 @@ class DistillationRollouts(Algorithm, Distillation):
         self._dagger = Dagger(options, storage.num_envs, trained, lambda: self.num_updates)
         averaged = {"student": student, **self._heads.networks} if options.weight_average else {}
         self._average = WeightAverage(averaged)
-        of_option = [self.mirrored] if self.mirrored else []
         own = self._dagger, self._heads, self.held_out, self.curricula
         # The teacher comes first, since nothing starts without it; the average after the heads.
-        self.extensions = [self.lazy_teacher, *of_option, *own, self._average]
+        self.extensions = [self.lazy_teacher, *own, self._average]
         self.experience = Experience(self, self._labels)
         """The newest rollout and the replay buffer."""
         self._student = Student(self, student, loss)
@@ -112,18 +93,13 @@ class DistillationRollouts(Algorithm, Distillation):
             ValueError: If the config or an observation group is not valid; see ``checked_config``.
         """
         obs, configs = checked_config(obs, cfg)
-        symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         teacher_cfg = cfg["teacher"]
         cfg["teacher"] = with_controllers(teacher_cfg, env)
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         finally:
             cfg["teacher"] = teacher_cfg
-            if symmetry_cfg:
-                cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
         if isinstance(algorithm, DistillationRollouts):
-            if symmetry_cfg:
-                algorithm.set_symmetry({**symmetry_cfg, "env": env})
             algorithm._join_runner(obs, env, cfg, configs)
             algorithm.max_iterations = cfg.get("max_iterations")
         return algorithm
@@ -228,8 +204,6 @@ class DistillationRollouts(Algorithm, Distillation):
             **{f"observation group '{group}'": values for group, values in others.items()},
             **self._labels.recorded(),
         }
-        if self.mirrored:
-            recorded |= self.mirrored.inputs()
         return Inputs(seen, recorded)
 
     def train_mode(self) -> None:

@@ -33,8 +33,7 @@ def separate_frames(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameO
     """Separate frames from observations, without copies if their memory is in one piece.
 
     Args:
-        obs: Observations of leading shape (T, N), with mirror images (T, N, I); returned unchanged
-            if frames are separate.
+        obs: Observations of leading shape (T, N); returned unchanged if frames are separate.
         groups: The groups of frames.
 
     Returns:
@@ -42,8 +41,7 @@ def separate_frames(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameO
     """
     if isinstance(obs, FrameObs):
         return obs
-    last = obs.batch_dims - 1
-    steps, frames = obs.copy(), {group: obs[group].flatten(0, last) for group in groups}
+    steps, frames = obs.copy(), {group: obs[group].flatten(0, 1) for group in groups}
     for group, rows in frames.items():
         steps[group] = torch.arange(len(rows), device=rows.device).view(obs.batch_size)
     return FrameObs(steps, frames)

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -160,16 +160,6 @@ class Options(HeadsOptions, ReplayOptions):
         if self.non_finite == "raise":
             yield from self.without_effect("max_skipped_updates", "non_finite='skip'")
 
-    def check_symmetry(self) -> None:
-        """Check that no option is set whose targets cannot be mirrored.
-
-        Raises:
-            ValueError: If one is.
-        """
-        for name, default in {"auxiliary": None, "teacher_coef": 0.0}.items():
-            if getattr(self, name, default):
-                self.refuse(name, f"{default} with symmetry_cfg: its targets are not mirrored")
-
 
 @dataclass(kw_only=True)
 class DistillationOptions(TeacherOptions, HeldOutOptions, AverageOptions, Options):
@@ -285,6 +275,13 @@ class DistillationOptions(TeacherOptions, HeldOutOptions, AverageOptions, Option
                 f" num_envs, {num_envs}, it rounds to none. Raise one of them.",
                 stacklevel=5,
             )
+
+
+_LACKING_IN_RSL_RL = {
+    *["num_micro_batches", "shuffle_envs", "loss_reduction", "policy_loss", "clip_param_high"],
+    *["critic_warmup_iterations", "teacher_coef", "auxiliary", "use_mixed_precision"],
+}
+"""Options of PPO that rsl_rl's update lacks; mixed precision only before release 5.5."""
 
 
 @dataclass(kw_only=True)
@@ -409,6 +406,27 @@ class PpoOptions(FineTuningOptions, Options):
                 stacklevel=3,
             )
         warn_all(beyond_rollout("gradient_length", self.gradient_length, num_steps))
+
+    def check_symmetry(self, recurrent: bool, taken: Collection[str]) -> None:
+        """Check that rsl_rl's own update, which mirrors samples, can train what is asked for.
+
+        Args:
+            recurrent: Whether actor or critic has memory.
+            taken: Options of rsl_rl's PPO.
+
+        Raises:
+            NotImplementedError: If a model has memory.
+            ValueError: If an option is set that rsl_rl's update lacks.
+        """
+        if recurrent:
+            raise NotImplementedError(
+                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
+                " state exists for the mirrored trajectory."
+            )
+        for name in _LACKING_IN_RSL_RL.difference(taken):
+            default = getattr(PpoOptions, name)
+            if getattr(self, name) != default:
+                self.refuse(name, f"{default!r} with symmetry_cfg: rsl_rl's own update lacks it")
 
     def check_training(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
         """Check the options against the size of a training; do not call it to play a policy.

@@ -52,8 +52,7 @@ class PolicyLoss:
             outputs: Inputs of the actor's distribution. Shape: (K, n, ...).
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
-                a teacher the parameters of its distribution, or its action. With mirror images
-                outputs and actions are (K, n, I, ...), the other labels (K, n, 1, ...).
+                a teacher the parameters of its distribution, or its action.
             offset: Mean of the mini-batch's advantages, shape (), if they are normalised over it.
             scale: Their scale, shape ().
 
@@ -68,12 +67,11 @@ class PolicyLoss:
         if offset is not None and scale is not None:
             normalized = (normalized - offset) / scale
         log_prob = actor.get_output_log_prob(labels["actions"])
-        entropy = _of_originals(actor.output_entropy, labels)
-        self._first_replay.see_log_ratio(_of_originals(log_prob, labels), labels["log_prob"])
+        entropy = actor.output_entropy
+        self._first_replay.see_log_ratio(log_prob, labels["log_prob"])
         penalized = options.policy_loss == "kl_penalty"
         with torch.set_grad_enabled(penalized):
-            params = [_of_originals(param, labels) for param in actor.output_distribution_params]
-            kl = actor.get_kl_divergence(params_in(labels, "old"), tuple(params))
+            kl = actor.get_kl_divergence(params_in(labels, "old"), actor.output_distribution_params)
         reported = {"entropy": entropy, "kl": kl}
         if penalized:
             surrogate = losses.penalized_surrogate(
@@ -113,14 +111,6 @@ class PolicyLoss:
             self.kl_coef /= 2.0
         elif kl > desired_kl * 1.5:
             self.kl_coef *= 2.0
-
-
-def _of_originals(values: torch.Tensor, labels: Labels) -> torch.Tensor:
-    """Return values, (K, n, ...), without those of mirror images if there are any: (K, n, 1, ...).
-
-    rsl_rl, too, takes entropy and KL divergence from the originals.
-    """
-    return values[:, :, :1] if labels["advantages"].dim() > 2 else values
 
 
 def value_loss(outputs: Outputs, labels: Labels, clip: float | None) -> SampleLosses:

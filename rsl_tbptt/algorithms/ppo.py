@@ -17,7 +17,7 @@ from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attribute
 from rsl_tbptt.algorithms.ppo_rollouts import PpoRollouts
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
-from rsl_tbptt.compat.versions import PPO, MLPModel, clip_gradients
+from rsl_tbptt.compat.versions import PPO, UPDATE_NORMALIZES, MLPModel, clip_gradients
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 
@@ -54,14 +54,15 @@ class TbpttPPO(PpoRollouts):
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
             rnd_cfg: rsl_rl's description of random network distillation, or None.
-            symmetry_cfg: rsl_rl's description of symmetries, or None; for models with memory, too.
+            symmetry_cfg: rsl_rl's description of symmetries, or None; for models without memory,
+                whose samples rsl_rl's own update mirrors.
             **options: Fields of :class:`PpoOptions`.
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another, if the actor has no
                 distribution, or if a model cannot read a group of that type.
-            NotImplementedError: If a model cannot be replayed, or ``student_action_std`` finds no
-                parameter to set.
+            NotImplementedError: If a model cannot be replayed, ``symmetry_cfg`` meets one with
+                memory, or ``student_action_std`` finds no parameter to set.
         """
         self.options = PpoOptions.parse(options)
         if actor.distribution is None:
@@ -69,11 +70,12 @@ class TbpttPPO(PpoRollouts):
                 "actor.distribution_cfg is None, expected a distribution, such as"
                 " {'class_name': 'GaussianDistribution', 'init_std': 1.0}: PPO draws actions."
             )
-        if symmetry_cfg:
-            self.options.check_symmetry()
         recurrent = actor.is_recurrent or critic.is_recurrent
-        self.options.check_rollout(storage.num_transitions_per_env, recurrent)
         given = {k: v for k, v in vars(self.options).items() if k in _TAKEN_BY_RSL_RL}
+        if symmetry_cfg:
+            self.options.check_symmetry(recurrent, _TAKEN_BY_RSL_RL)
+            given["symmetry_cfg"] = symmetry_cfg
+        self.options.check_rollout(storage.num_transitions_per_env, recurrent)
         super().__init__(
             actor,
             critic,
@@ -87,7 +89,7 @@ class TbpttPPO(PpoRollouts):
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         check_types(self._models, storage.observations)
         self._prepare_surroundings()
-        self._prepare_updates(symmetry_cfg)
+        self._prepare_updates()
         self.options.use()
 
     def memory_plan(self) -> MemoryPlan:
@@ -112,6 +114,8 @@ class TbpttPPO(PpoRollouts):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 it. Parameters, optimiser and normaliser are then as before the update.
         """
+        if self.symmetry:
+            return self._update_by_rsl_rl()
         self._begin_update()
         holds_actor, concludes = self._fine_tuning.holds_actor, not self._ranks.together
         num_parts, steps, health = self.transaction.num_micro_batches, [], {}
@@ -209,6 +213,14 @@ class TbpttPPO(PpoRollouts):
         for extension in self.extensions:
             extension.step(self.rate)
         return torch.cat((means, norms)), health
+
+    def _update_by_rsl_rl(self) -> dict[str, torch.Tensor]:
+        """Train models without memory by rsl_rl's own update, which mirrors their samples."""
+        means = PPO.update(self)
+        if not UPDATE_NORMALIZES:
+            self._update_normalization()
+        means |= {"rate": self.learning_rate, "kl_of_last_epoch": 0.0, "teacher": 0.0}
+        return {name: self.rate.new_tensor(value) for name, value in means.items()}
 
     def _begin_update(self) -> None:
         """Put everything that the steps of an update read into its place."""

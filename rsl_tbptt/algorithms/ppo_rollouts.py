@@ -16,7 +16,6 @@ from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.extensions.rnd import RndTraining
-from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches
 from rsl_tbptt.algorithms.options import PpoOptions
@@ -39,15 +38,13 @@ class PpoRollouts(Algorithm, PPO):
     _raw_actor: MLPModel
     _raw_critic: MLPModel
 
-    def _prepare_updates(self, symmetry_cfg: dict | None) -> None:
+    def _prepare_updates(self) -> None:
         """Set up extensions, mini-batches, the replay of the models and the transaction."""
         options, storage, ranks = self.options, self.storage, self._ranks
         actor, critic = models = self._raw_actor, self._raw_critic
         device, sizes = storage.dones.device, (storage.num_transitions_per_env, storage.num_envs)
         recurrent = actor.is_recurrent or critic.is_recurrent
         self.batches = Batches(*sizes, options, ranks, device, has_memory=recurrent)
-        # rsl_rl's own symmetry refuses models with memory.
-        mirrored = MirroredRobots(symmetry_cfg, storage, models) if symmetry_cfg else None
         self.imitation = Imitation(
             actor, options, storage, ranks, lambda: self._fine_tuning.holds_actor
         )
@@ -56,10 +53,9 @@ class PpoRollouts(Algorithm, PPO):
         self._fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
         heads = AuxiliaryHeads(self, actor)
         rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
-        first = [mirrored] if mirrored else []
-        self.extensions = [*first, self.imitation, self._fine_tuning, heads, *rnd, self.curricula]
+        self.extensions = [self.imitation, self._fine_tuning, heads, *rnd, self.curricula]
         self._bootstrap = TruncationBootstrap(critic, storage)
-        self.gradient = ActorCritic(self, *models, heads, mirrored)
+        self.gradient = ActorCritic(self, *models, heads)
         """Actor and critic as they are replayed."""
         self.states: list[tuple[HiddenState, HiddenState]] = []
         """States of actor and critic before the first steps of segments; (L, N, H) each."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
@@ -35,7 +34,6 @@ from rsl_tbptt.core.accumulate import (
     best_num_micro_batches,
     best_num_windows,
     bytes_per_sample,
-    split_envs,
 )
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
@@ -83,7 +81,6 @@ class Replay:
         *,
         options: ReplayOptions | None = None,
         num_envs: int = 1,
-        num_robots: int = 1,
         window_length: int = 1,
         heads: Callable[[torch.Tensor], Outputs] | None = None,
         first_replay: FirstReplay | None = None,
@@ -95,7 +92,6 @@ class Replay:
             head: Outputs to return: ``action_head``, ``gaussian_head`` or ``distribution_head``.
             options: The algorithm's: scan engine, precision and memory. None takes the defaults.
             num_envs: Environments of the largest mini-batch.
-            num_robots: Robots of an environment, mirror images included.
             window_length: Steps of the longest window.
             heads: Maps latents, which the model's own head reads, to more outputs: (rows, H) to
                 (rows, D) each.
@@ -108,7 +104,7 @@ class Replay:
         self._like = next(iter(self.parameters), torch.empty(0))  # a teacher may have none
         self._parts = parts_of(model)
         self._engine = options.scan_engine
-        self._num_envs, self._num_robots, self._window_length = num_envs, num_robots, window_length
+        self._num_envs, self._window_length = num_envs, window_length
         self._bytes_per_sample = bytes_per_sample(model)
         self._bytes_per_frame: dict[str, int] = {}
         self._spares_memory = options.memory_budget_gb is not None
@@ -208,45 +204,12 @@ class Replay:
         if self._runs_at_once:
             return 1
         return best_num_micro_batches(
-            num_envs * self._num_robots,
+            num_envs,
             self._window_length,
             self._bytes_per_sample,
             self.device,
             sees_frames=self._sees_frames,
         )
-
-    @torch.no_grad()
-    def run(
-        self,
-        obs: TensorDict | FrameObs,
-        state: HiddenState,
-        episode_starts: torch.Tensor,
-        steps: Sequence[int],
-    ) -> tuple[list[HiddenState], HiddenState]:
-        """Run the model over a rollout without gradient, in windows and micro-batches.
-
-        Args:
-            obs: Observations of leading shape (T, N).
-            state: State before the first step. Shape: (L, N, H), or a pair of them, or None.
-            episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
-            steps: Steps before which states are wanted.
-
-        Returns:
-            The states before these steps, and the state after the last one.
-        """
-        num_steps, num_envs = episode_starts.shape
-        micro_batches = split_envs(num_envs, self.least_micro_batches(num_envs))
-        bounds = sorted({*steps, *range(0, num_steps, self._window_length), num_steps})
-        states = {}
-        with unchanged_weights():
-            for first, last in pairwise(bounds):
-                states[first], ends = state, []
-                for envs in micro_batches:
-                    piece = (slice(first, last), envs)
-                    before = hidden_state.select_envs(state, envs)
-                    ends.append(self(obs[piece], before, episode_starts[piece])[1])
-                state = hidden_state.concatenate_envs(ends)
-        return [states[step] for step in steps], state
 
     @property
     def _windows_at_once(self) -> int:
@@ -257,7 +220,7 @@ class Replay:
         if self._spares_memory or self._sees_frames:
             return 1
         largest = -(-self._num_envs // self.least_micro_batches(self._num_envs))
-        return best_num_windows(largest * self._num_robots, self._window_length, self.device)
+        return best_num_windows(largest, self._window_length, self.device)
 
     def __call__(
         self,
@@ -269,8 +232,7 @@ class Replay:
         """Run the model over a window.
 
         Args:
-            obs: Observations of K steps of n environments, of leading shape (K, n); with mirror
-                images (K, n, I). Robots are then the third dimension of state and results, too.
+            obs: Observations of K steps of n environments, of leading shape (K, n).
             state: State before the first. Shape: (L, n, H), or a pair of them, or None.
             episode_starts: True where step t is the first of an episode. Shape: (K, n), bool.
             cuts: Steps before which the gradient of the state stops; see ``recurrent_scan``.
@@ -279,11 +241,7 @@ class Replay:
             The head's outputs and those of auxiliary heads, of leading shape (K, n), and the state
             after the last step, all in the parameters' dtype.
         """
-        dtype, robots = self._like.dtype, steps_of(obs).batch_size[2:]
-        if robots:
-            obs, episode_starts = obs.flatten(1, 2), episode_starts.repeat_interleave(robots[0], 1)
-            state = hidden_state.apply(lambda tensor: tensor.flatten(1, 2), state)
-        shape = episode_starts.shape
+        dtype, shape = self._like.dtype, episode_starts.shape
         with self._autocast:
             if self._parts is None:
                 outputs, state = self._step_by_step(obs, state, episode_starts, cuts)
@@ -300,11 +258,7 @@ class Replay:
                 rows += () if self._heads is None else self._heads(latent)
                 outputs = tuple(output.unflatten(0, shape) for output in rows)
         outputs = tuple(output.to(dtype) for output in outputs)
-        state = hidden_state.apply(lambda tensor: tensor.to(dtype), state)
-        if robots:
-            outputs = tuple(output.unflatten(1, (-1, *robots)) for output in outputs)
-            state = hidden_state.apply(lambda tensor: tensor.unflatten(1, (-1, *robots)), state)
-        return outputs, state
+        return outputs, hidden_state.apply(lambda tensor: tensor.to(dtype), state)
 
     def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor:
         """Return the recurrent layers' inputs, (K, n, F); each frame is encoded once, in parts."""

@@ -31,7 +31,6 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import NEWEST
-from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import TeacherLabels
 from rsl_tbptt.algorithms.frames import (
     FrameObs,
@@ -41,7 +40,7 @@ from rsl_tbptt.algorithms.frames import (
     unique_frames,
 )
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.replay import observations_of, observed_groups
+from rsl_tbptt.algorithms.replay import observations_of
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -91,7 +90,6 @@ class Experience:
         self._student: MLPModel = algorithm._raw_student
         self._storage: RolloutStorage = algorithm.storage
         self._labels, self._extensions = labels, algorithm.extensions
-        self._mirrored: MirroredRobots | None = algorithm.mirrored
         self._options: DistillationOptions = algorithm.options
         self._ranks: Ranks = algorithm._ranks
         self.trained: torch.Tensor = algorithm.held_out.trained
@@ -101,8 +99,7 @@ class Experience:
         self.num_mini_batches = min(self._options.num_mini_batches, *trained)
         """Mini-batches of a pass; at most the number of environments that train."""
         self.start_state: HiddenState = None
-        """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them; with
-        mirror images (L, N, I, H)."""
+        """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.buffer: ReplayBuffer | None = None
         """Sequences of past rollouts, from the first update on; None if none are kept."""
         self._saved: dict[str, Any] | None = None  # from a checkpoint, until the next update
@@ -111,23 +108,17 @@ class Experience:
 
     def begin_rollout(self) -> None:
         """Keep the state at the rollout's start."""
-        self._keep_start(hidden_state.clone(self._student.get_hidden_state()))
-
-    def _keep_start(self, state: HiddenState) -> None:
-        self.start_state = self._mirrored.join(STUDENT, state) if self._mirrored else state
+        self.start_state = hidden_state.clone(self._student.get_hidden_state())
 
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
         if self.start_state is None:  # the first rollout: zeros, of the size that is known now
             state = hidden_state.clone(self._student.get_hidden_state())
-            self._keep_start(hidden_state.apply(torch.zeros_like, state))
+            self.start_state = hidden_state.apply(torch.zeros_like, state)
         stored, dones = self._storage.observations, self.dones()
         labels = dict(self._labels.of_rollout())
         for extension in self._extensions:
             labels |= extension.labels()
-        if self._mirrored:
-            stored = self._mirrored.obs(observed_groups(self._student, stored))
-            labels |= self._mirrored.behavior(labels)
         obs = observations_of(self._student, stored)
         return Rollout.from_dones(obs, labels, dones)
 

@@ -10,7 +10,6 @@ import torch
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BEHAVIOR, BUFFER, BehaviorLoss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
-from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import Replay
@@ -37,7 +36,6 @@ class Student:
         options: DistillationOptions = algorithm.options
         extensions: Sequence[Extension] = algorithm.extensions
         heads: AuxiliaryHeads = algorithm._heads
-        mirrored: MirroredRobots | None = algorithm.mirrored
         num_steps = algorithm.storage.num_transitions_per_env
         lengths = (options.gradient_length, options.update_length)
         groups = tbptt_schedule(num_steps, *lengths, tail=options.tail)
@@ -57,13 +55,10 @@ class Student:
             loss.head,
             options=options,
             num_envs=algorithm.experience.largest_mini_batch,
-            num_robots=mirrored.num_robots if mirrored else 1,
             window_length=min(options.gradient_length, num_steps),
             heads=heads.outputs,
             first_replay=self.first_replay,
         )
-        if mirrored:
-            mirrored.replays = {STUDENT: self.replay}
         self.measures_labels = loss.of_actions
         """Whether health metrics compare actions with their labels."""
         self.loss: Loss = loss

@@ -21,7 +21,6 @@ try:
     from isaaclab_rl.rsl_rl import (
         RslRlDistillationAlgorithmCfg,
         RslRlPpoAlgorithmCfg,
-        RslRlSymmetryCfg,
     )
 except ImportError as error:
     from rsl_tbptt.installation import install
@@ -138,9 +137,6 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions, RslRlDistillationAlgori
 
     class_name: str = f"{_MODULE}TbpttDistillation"
     """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class only."""
-
-    symmetry_cfg: RslRlSymmetryCfg | None = None
-    """Symmetries for data augmentation, as in PPO; None with Isaac Lab 2.3."""
 
 
 @configclass

@@ -148,13 +148,8 @@ class TbpttDistillation(_OfPolicy):
             **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
 
         Raises:
-            NotImplementedError: If ``loss_type`` is "kl", or ``symmetry_cfg`` is the runner's.
+            NotImplementedError: If ``loss_type`` is "kl".
         """
-        if "_env" not in (arguments.get("symmetry_cfg") or {"_env": None}):
-            raise NotImplementedError(
-                "symmetry_cfg is set, expected None with rsl_rl 3's DistillationRunner, which gives"
-                " its algorithm no environment. In your own loop add it to the config as '_env'."
-            )
         if arguments.get("loss_type") == "kl":
             raise NotImplementedError(
                 "loss_type is 'kl', expected another with rsl_rl 3: its policy keeps no standard"

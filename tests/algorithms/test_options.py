@@ -19,7 +19,6 @@ from support.helpers import (
     train,
 )
 from support.safe_runs import make_runner, model_cfg
-from support.symmetry_reference import mirror, symmetry_cfg
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.options import ACT_LATER, DistillationOptions, PpoOptions
@@ -57,13 +56,14 @@ DISTILLATION: list[tuple[dict[str, Any], str]] = [
     ({"loss_type": "mae"}, "loss_type is 'mae', expected one of"),
     ({"loss_type": "support.helpers:no"}, "loss_type is 'support.helpers:no', expected"),
     ({"use_mixed_precision": "False"}, "use_mixed_precision is 'False', expected True or False"),
-    ({"rnd_cfg": {}}, "rnd_cfg means nothing"),
+    ({"rnd_cfg": {}}, "rnd_cfg and symmetry_cfg mean nothing"),
+    ({"symmetry_cfg": {}}, "rnd_cfg and symmetry_cfg mean nothing"),
     ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
 ]
 PENALTY: dict[str, Any] = {"policy_loss": "kl_penalty", "schedule": "fixed"}
 TEACHER: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8}
 MLPS: dict[str, Any] = {"actor": "mlp", "critic": "mlp"}
-MIRRORED: dict[str, Any] = {**MLPS, "symmetry_cfg": symmetry_cfg()}
+MIRRORED: dict[str, Any] = {**MLPS, "symmetry_cfg": {"use_mirror_loss": True}}
 NORMALIZED: dict[str, Any] = {"num_steps": 1, "normalize_advantage_per_mini_batch": True}
 PPO_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"num_mini_batches": 5}, "num_mini_batches is 5, .* num_envs, 4"),
@@ -85,14 +85,7 @@ PPO_OPTIONS: list[tuple[dict[str, Any], str]] = [
     (TEACHER, r"teacher_coef is 0\.8 and no teacher was set, expected"),
     ({**MIRRORED, "auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None wi"),
     ({**MIRRORED, **TEACHER}, "teacher_coef is 0.8"),
-    (
-        {**MIRRORED, "symmetry_cfg": {**symmetry_cfg(), "use_data_augmentaton": True}},
-        "did you mean 'use_data_augmentation'",
-    ),
-    (
-        {**MIRRORED, "symmetry_cfg": {**symmetry_cfg(), "data_augmentation_func": mirror(0)}},
-        "returned 4 rows of actions for 4, expected twice",
-    ),
+    ({**MIRRORED, "num_micro_batches": 2}, "num_micro_batches is 2, expected 1 with symmetry_cfg"),
     ({"actor_kwargs": {"distribution_cfg": None}}, r"actor.distribution_cfg is None, expected a d"),
 ]
 

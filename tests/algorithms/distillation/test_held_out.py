@@ -14,7 +14,6 @@ from support.helpers import (
 )
 from support.inside import everything
 from support.rank_processes import group, run_ranks
-from support.symmetry_reference import symmetry_cfg
 from support.tolerances import SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -90,7 +89,6 @@ def trained_on(algorithm, envs):
         {"student": "mlp", "loss_type": "kl"},
         {"gradient_length": 4, "update_length": 2},
         {"loss_reduction": "sum", "tail": "drop", "gradient_length": 4},
-        {"symmetry_cfg": symmetry_cfg(mirror_loss=False)},
         # The whole buffer in one mini-batch, because a random part would depend on the draws.
         {"buffer_rollouts": 2, "buffer_share": 100.0},
     ],

@@ -13,11 +13,9 @@ from support.helpers import (
 )
 from support.inside import assert_same, networks_of_heads
 from support.rank_processes import group, run_ranks
-from support.symmetry_reference import symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, optimizers
-from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +76,6 @@ OPTIONS = (
     {"student": "cnn-gru"},
     # The whole buffer in one mini-batch, because a random part would depend on the processes.
     {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},
-    {"symmetry_cfg": symmetry_cfg(mirror_loss=False)},
 )
 
 
@@ -87,7 +84,6 @@ PPO_OPTIONS = (
     {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
     {"normalize_advantage_per_mini_batch": True},
     {"auxiliary": HEADS, **SGD},
-    {"symmetry_cfg": symmetry_cfg(num_images=2), "loss_reduction": "episode_mean"},
 )
 
 
@@ -113,12 +109,6 @@ def fill_ppo_rollout(algorithm, first, last):
         return tuple(tensor[:, first:last] for tensor in pair)
 
     algorithm.states = [(state(), state()) for _ in algorithm.batches.state_steps]
-    for mirrored in filter(lambda each: isinstance(each, MirroredRobots), algorithm.extensions):
-        of_two = [
-            tuple(torch.stack(both, 2) for both in zip(state(), state(), strict=True))
-            for _ in range(2)
-        ]
-        mirrored.states = {"actor": of_two[0], "critic": of_two[1]}
 
 
 def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):

@@ -14,11 +14,9 @@ import torch
 from support.fine_tuning import make_fine_tuned
 from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out, train
 from support.inside import assert_same, everything
-from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.find_nan import Inputs, find_source
 from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
@@ -132,14 +130,13 @@ def distilling_with_a_buffer():
         buffer_rollouts=2,
         save_buffer=True,
         learning_rate_updates=5,
-        symmetry_cfg=symmetry_cfg(mirror_loss=False),
     )
     return after_two_updates(algorithm)
 
 
-def reinforcing_with_symmetry_and_rnd():
+def reinforcing_with_rnd():
     rnd = rnd_cfg(state_normalization=True)
-    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg(), rnd_cfg=rnd))
+    return after_two_updates(reinforcing(rnd_cfg=rnd))
 
 
 def fine_tuning():
@@ -162,15 +159,6 @@ def whole_state(algorithm):
 
 
 def states_of(algorithm):
-    states = [state for each in mirrored(algorithm) for state in each.states.values()]
-    return models_states(algorithm) + [t.clone() for own in states for t in as_tensors(own)]
-
-
-def mirrored(algorithm):
-    return [each for each in algorithm.extensions if isinstance(each, MirroredRobots)]
-
-
-def models_states(algorithm):
     models = algorithm.transaction.stateful_models()
     return [t.clone() for model in models for t in as_tensors(model.get_hidden_state())]
 
@@ -178,10 +166,10 @@ def models_states(algorithm):
 MOMENTS = {
     distilling_with_a_buffer: [
         *("experience.take", "experience._plan", "conclude", "_metrics", "transaction._fetch"),
-        *("transaction._watch", "MirroredRobots.split", "MirroredRobots.advance"),
+        "transaction._watch",
     ],
-    reinforcing_with_symmetry_and_rnd: [
-        *("_begin_update", "conclude", "MirroredRobots.advance", "_advance", "RndTraining.step"),
+    reinforcing_with_rnd: [
+        *("_begin_update", "conclude", "_advance", "RndTraining.step"),
     ],
     fine_tuning: [
         *("_begin_update", "conclude", "_metrics", "_update_normalization", "transaction._fetch"),
@@ -197,7 +185,7 @@ MOMENTS = {
 def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monkeypatch):
     algorithm = make()
     roll_out(algorithm, 2)
-    before, lived = whole_state(algorithm), models_states(algorithm)
+    before, lived = whole_state(algorithm), states_of(algorithm)
     *path, method = name.split(".")
     extensions = {type(each).__name__: each for each in algorithm.extensions}
     owner = extensions.get(".".join(path)) or functools.reduce(getattr, path, algorithm)
@@ -212,7 +200,7 @@ def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monke
         with pytest.raises(KeyboardInterrupt):
             algorithm.update()
     assert_same(whole_state(algorithm), before)
-    assert_same(models_states(algorithm), lived)
+    assert_same(states_of(algorithm), lived)
     assert train(algorithm, 3)["skipped_updates"] == 0.0
 
 

@@ -45,7 +45,6 @@ def test_the_runners_of_this_package_need_rsl_rl_5():
         (make_distillation, TbpttDistillation, {"loss_type": "kl"}),
         (make_ppo, TbpttPPO, {"teacher_cfg": {"class_name": "MLPModel"}}),
         (make_ppo, TbpttPPO, {"teacher_coef": 0.1}),
-        (make_distillation, TbpttDistillation, {"symmetry_cfg": {"use_data_augmentation": True}}),
     ],
 )
 def test_options_that_rsl_rl_3_cannot_support_are_refused(make, algorithm, options):
