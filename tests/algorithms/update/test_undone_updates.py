@@ -167,6 +167,7 @@ MOMENTS = {
     distilling_with_a_buffer: [
         *("experience.take", "experience._plan", "conclude", "_metrics", "transaction._fetch"),
         "transaction._watch",
+        "transaction._watch",
     ],
     reinforcing_with_rnd: [
         *("_begin_update", "conclude", "_advance", "RndTraining.step"),
