@@ -32,7 +32,6 @@ ALGORITHMS = (
 OF_OLDER_RSL_RL = (
     *ALGORITHMS,
     # Independent of it, too, but not of torch's.
-    "--ignore=tests/algorithms/update/test_memory_plan.py",
     "--ignore=tests/algorithms/update/test_launches.py",
 )
 MJLAB = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")

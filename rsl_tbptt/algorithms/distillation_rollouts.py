@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,8 +29,6 @@ from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
-from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.controller import has_parameters, with_controllers
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
@@ -111,21 +108,6 @@ class DistillationRollouts(Algorithm, Distillation):
         if updates != "auto":
             return updates
         return length and length * (1 + self.num_updates // length)
-
-    def memory_plan(self) -> MemoryPlan:
-        """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
-
-        Raises:
-            ValueError: If there has been no complete rollout yet.
-        """
-        experience, largest = self.experience, self.experience.largest_mini_batch
-        newest, least = experience.newest(), self._student.replay.least_micro_batches(largest)
-        in_buffer = experience.buffer_size(newest).num_bytes, experience.most_envs(newest)
-        sizes = Sizes(largest, least, *in_buffer)
-        plan = self.transaction.plan_memory(sizes, self.parameters)
-        # The gradient is of a mini-batch. An update also keeps the end state of every environment.
-        end_state = sum(each.nbytes for each in hidden_state.as_tensors(experience.start_state))
-        return replace(plan, least=plan.least + end_state, fixed=plan.fixed + end_state)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.

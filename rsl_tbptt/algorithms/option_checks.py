@@ -66,6 +66,8 @@ _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 
 
 GONE = {
+    "memory_budget_gb": "set num_micro_batches. An update that runs out of memory is made again"
+    " with twice as many.",
     "batch_teacher_labels": "leave it out. The teacher labels each step.",
     "columns": "let the environment make an observation group of these columns.",
     "delay": "let the environment make an observation group of what comes later.",

@@ -155,8 +155,6 @@ class Options(HeadsOptions, ReplayOptions):
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; see the base class."""
         yield from super().check_together()
-        if self.memory_budget_gb is not None and self.num_micro_batches > 1:
-            self.refuse("num_micro_batches", "1 with memory_budget_gb, which decides on them")
         if self.non_finite == "raise":
             yield from self.without_effect("max_skipped_updates", "non_finite='skip'")
 

@@ -19,7 +19,6 @@ from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
 from rsl_tbptt.compat.versions import PPO, UPDATE_NORMALIZES, MLPModel, clip_gradients
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.memory import MemoryPlan, Sizes
 
 
 @has_attributes_of(PpoOptions)
@@ -91,16 +90,6 @@ class TbpttPPO(PpoRollouts):
         self._prepare_surroundings()
         self._prepare_updates()
         self.options.use()
-
-    def memory_plan(self) -> MemoryPlan:
-        """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
-
-        Raises:
-            ValueError: If there has been no complete rollout yet.
-        """
-        largest = self.batches.num_envs_of_largest
-        sizes = Sizes(largest, self.gradient.actor.least_micro_batches(largest))
-        return self.transaction.plan_memory(sizes, self.parameters)
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:

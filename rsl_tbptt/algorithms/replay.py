@@ -24,7 +24,7 @@ from rsl_tbptt.algorithms.frames import (
     unique_frames,
 )
 from rsl_tbptt.algorithms.health import FirstReplay
-from rsl_tbptt.algorithms.option_checks import OptionGroup, positive
+from rsl_tbptt.algorithms.option_checks import OptionGroup
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import (
@@ -36,7 +36,7 @@ from rsl_tbptt.core.accumulate import (
     bytes_per_sample,
 )
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
+from rsl_tbptt.core.recompute import graph_bytes_per_row, in_parts
 from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.core.scan import check_engine, recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
@@ -50,13 +50,6 @@ def _check_engine(_: str, value: str) -> None:
 @dataclass(kw_only=True)
 class ReplayOptions(OptionGroup):
     """How models are replayed."""
-
-    memory_budget_gb: Annotated[float | None, positive()] = None
-    """Gigabytes (10^9 bytes) that an update may use in addition to models, optimiser and storage.
-
-    A replay buffer counts. The algorithm makes as many micro-batches as that needs. See
-    docs/howto/out_of_memory.md.
-    """
 
     scan_engine: Annotated[str, _check_engine] = "auto"
     """How recurrent layers run over a window: an engine of docs/concepts/replay.md#scan-engines.
@@ -107,7 +100,6 @@ class Replay:
         self._num_envs, self._window_length = num_envs, window_length
         self._bytes_per_sample = bytes_per_sample(model)
         self._bytes_per_frame: dict[str, int] = {}
-        self._spares_memory = options.memory_budget_gb is not None
         has_memory = self._parts is not None and self._parts.cell is not None
         self._sees_frames = self._parts is not None and bool(self._parts.encoders)
         self._first_replay = first_replay if has_memory else None
@@ -217,7 +209,7 @@ class Replay:
 
         Small mini-batches use the same number, so that memory is linear in the environments.
         """
-        if self._spares_memory or self._sees_frames:
+        if self._sees_frames:
             return 1
         largest = -(-self._num_envs // self.least_micro_batches(self._num_envs))
         return best_num_windows(largest, self._window_length, self.device)
@@ -267,16 +259,13 @@ class Replay:
         if not parts.encoders:
             return parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
         obs = separate_frames(obs, parts.encoders)
-        seen, num_bytes = dict(obs.steps.flatten(0, 1).items()), 0
+        seen = dict(obs.steps.flatten(0, 1).items())
         for group, encoder in parts.encoders.items():
             rows, places = unique_frames(obs.steps[group])
             features = self._features(group, encoder, obs.frames[group], rows)
             if len(rows) < places.numel():
                 features = features.index_select(0, places.flatten())
             seen[group] = features
-            num_bytes += len(rows) * self._bytes_per_frame[group]
-        most = most_graph_bytes(self.device, sparing=self._spares_memory)
-        graphs_seen(num_bytes, most * len(parts.encoders))
         return parts.encode(seen).unflatten(0, shape)
 
     def _features(
@@ -289,7 +278,7 @@ class Replay:
 
         if group not in self._bytes_per_frame:
             self._bytes_per_frame[group] = graph_bytes_per_row(encode, rows[:1].repeat(2))
-        return in_parts(encode, rows, self._bytes_per_frame[group], sparing=self._spares_memory)
+        return in_parts(encode, rows, self._bytes_per_frame[group])
 
     def _step_by_step(
         self,

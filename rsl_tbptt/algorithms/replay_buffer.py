@@ -172,7 +172,7 @@ class Experience:
         if options.buffer_rollouts == 0:
             return BufferSize(0, {}, 0.0)
         frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
-        num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs  # of all robots together
+        num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs
         own, at_most = self._bytes_per_sequence(rollout)
         num_trained = len(self.trained)
         made_for = [num_envs, own, at_most, options.buffer_rollouts, options.buffer_gb]
@@ -213,13 +213,6 @@ class Experience:
         per_step = sum(each.nbytes / len(each) for _, each in frames)
         num_steps = steps_of(rollout.obs).batch_size.numel() // rollout.num_envs
         return own, num_steps * per_step
-
-    def most_envs(self, rollout: Rollout) -> float:
-        """Return the most environments for whose rollouts ``buffer_gb`` has room."""
-        options = self._options
-        if options.buffer_rollouts == 0 or options.buffer_gb is None:
-            return math.inf
-        return options.buffer_gb * 1e9 // sum(self._bytes_per_sequence(rollout)) - 1
 
     def _frames_per_sequence(self, rollout: Rollout) -> dict[str, float]:
         """Return the expected number of frames in a past sequence, by group."""

@@ -27,7 +27,6 @@ from rsl_tbptt.algorithms.find_nan import Source, find_source
 from rsl_tbptt.algorithms.health import HealthWatch
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.memory import MemoryPlan, Sizes, plan_memory
 
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
@@ -63,7 +62,6 @@ def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[s
     @functools.wraps(update)
     def whole_update(algorithm: Any) -> dict[str, float]:
         transaction: Transaction = algorithm.transaction
-        transaction.fit_budget()
         while not transaction.run(functools.partial(update, algorithm)):
             algorithm.recorder.forget()  # it ran out of memory, which recordings hold, too
             if torch.cuda.is_available():
@@ -94,7 +92,6 @@ class Transaction:
         self._warned: set[str] = set()
         self._watch = HealthWatch()
         self._max_micro_batches = max_micro_batches
-        self._budget_gb, self._has_updated = options.memory_budget_gb, False
         self.num_micro_batches = options.num_micro_batches
         """Minimum number of micro-batches that a mini-batch is split into."""
         self.logged: dict[str, float] = {}
@@ -119,7 +116,6 @@ class Transaction:
             torch.OutOfMemoryError: If one sequence at a time takes too much memory, or if several
                 ranks train together.
         """
-        self._has_updated = True
         self.keep()
         try:
             metrics = self._fetch(update())
@@ -137,7 +133,7 @@ class Transaction:
                 self.num_micro_batches = more
                 warnings.warn(
                     f"The update ran out of memory and is made again with {more} micro-batches:"
-                    " set num_micro_batches to that, or memory_budget_gb to what is free.",
+                    " set num_micro_batches to that.",
                     stacklevel=3,
                 )
                 return False
@@ -145,7 +141,7 @@ class Transaction:
             if out_of_memory:
                 advice = (
                     ", and only a single process makes it again with more: set num_micro_batches"
-                    f" to {more}, or memory_budget_gb to what is free."
+                    f" to {more}."
                     if can_be_smaller
                     else ", one sequence at a time: lower gradient_length, num_steps_per_env or"
                     " num_envs, or buffer_gb in distillation."
@@ -187,49 +183,6 @@ class Transaction:
         num_broken = self._ranks.sum_tensor(is_broken.to(values.dtype).view(1))
         *fetched, num_broken = torch.cat((values, num_broken)).tolist()
         return None if num_broken else dict(zip(metrics, fetched, strict=True))
-
-    def plan_memory(self, sizes: Sizes, parameters: Sequence[nn.Parameter]) -> MemoryPlan:
-        """Predict the memory of an update from the gradient on parts of the last rollout.
-
-        Args:
-            sizes: Sizes of mini-batches and replay buffer.
-            parameters: Trained parameters.
-
-        Raises:
-            ValueError: If there has been no complete rollout yet.
-        """
-        step, num_steps = self._storage.step, self._storage.num_transitions_per_env
-        if step not in (0, num_steps) or not (step or self._has_updated):
-            raise ValueError(
-                f"memory_plan() was called at step {step} of {num_steps}, expected after a whole"
-                " rollout: the plan is made from what is stored."
-            )
-        devices = {p.device for module in self.modules for p in module.parameters()}
-        self.keep()
-        try:
-            with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
-                return plan_memory(
-                    lambda num_envs, parts: self._algorithm._add_gradients_of(
-                        slice(0, num_envs), parts
-                    ),
-                    sizes,
-                    parameters,
-                )
-        finally:
-            self.restore()
-
-    def fit_budget(self) -> None:
-        """Choose the micro-batches for ``memory_budget_gb``, before the first update.
-
-        Raises:
-            ValueError: If the budget is too small on some rank.
-        """
-        budget = self._budget_gb
-        if budget is not None:
-            self.num_micro_batches = self._ranks.run_together(
-                lambda: self._algorithm.memory_plan().num_micro_batches(budget * 1e9)
-            )
-            self._budget_gb = None  # only now: a refused budget is to be refused again
 
     def _source(self) -> Source:
         """Find the source of NaN or inf in an update that was undone, on all ranks together."""

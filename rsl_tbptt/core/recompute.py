@@ -6,10 +6,7 @@ whatever the number of rows, and costs one more forward pass. If memory allows, 
 their graphs and are not recomputed; backward reaches and frees those first.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,83 +24,28 @@ it keeps them busy."""
 _KEPT = {"cpu": 2**28}
 """Bytes up to which the graphs of several parts are kept; other devices keep only one part's."""
 
-_ROWS_LEFT_OUT = 16
-"""Rows of a part whose graph is so small that it hardly counts."""
 
-
-@dataclass
-class LeftOut:
-    """Sizes of the graphs that a measurement left out."""
-
-    num_bytes: int = 0
-    """Bytes of the graphs of the largest window, if all were kept."""
-
-    most: int = 0
-    """Most bytes of them that are kept."""
-
-
-_left_out = ContextVar[LeftOut | None]("_left_out", default=None)
-
-
-@contextmanager
-def graphs_left_out() -> Iterator[LeftOut]:
-    """Run parts so small that their graphs hardly count, while other memory is measured.
-
-    Yields:
-        The largest sizes that :func:`graphs_seen` was given meanwhile.
-    """
-    outer = _left_out.set(largest := LeftOut())
-    try:
-        yield largest
-    finally:
-        _left_out.reset(outer)
-
-
-def graphs_seen(num_bytes: int, most: int) -> None:
-    """Report the bytes of all graphs of a window, and the most bytes of them that are kept."""
-    largest = _left_out.get()
-    if largest is not None and num_bytes > largest.num_bytes:
-        largest.num_bytes, largest.most = num_bytes, most
-
-
-def most_graph_bytes(device: torch.device, *, sparing: bool) -> int:
-    """Return the most bytes that the graphs of a function's parts take, for any number of rows."""
-    return max(_at_once(device), _kept(device, sparing))
-
-
-def in_parts(
-    function: Function, rows: torch.Tensor, bytes_per_row: int, *, sparing: bool = False
-) -> torch.Tensor:
+def in_parts(function: Function, rows: torch.Tensor, bytes_per_row: int) -> torch.Tensor:
     """Apply a function to rows, in as many parts as memory requires.
 
     Args:
         function: The function. It must not draw random numbers.
         rows: Its argument. Shape: (R, ...).
         bytes_per_row: Bytes of its graph for a row, from :func:`graph_bytes_per_row`.
-        sparing: Whether to recompute all of several parts, even if their graphs are small.
 
     Returns:
         Its value. Shape: (R, F). The gradient equals that of the function on all rows at once.
     """
     bytes_per_row = max(1, bytes_per_row)
-    size = max(1, _at_once(rows.device) // bytes_per_row)
-    num_kept = _kept(rows.device, sparing) // bytes_per_row
-    if _left_out.get() is not None:
-        size, num_kept = _ROWS_LEFT_OUT, 0
+    device = rows.device.type
+    size = max(1, _AT_ONCE.get(device, _AT_ONCE_ELSEWHERE) // bytes_per_row)
+    num_kept = _KEPT.get(device, 0) // bytes_per_row
     parts, num_again = rows.split(size), 0
     if torch.is_grad_enabled() and len(rows) > max(size, num_kept):
         num_again = -(-(len(rows) - num_kept) // size)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     again: list[Any] = [checkpoint(function, part, **options) for part in parts[:num_again]]
     return torch.cat(again + [function(part) for part in parts[num_again:]])
-
-
-def _at_once(device: torch.device) -> int:
-    return _AT_ONCE.get(device.type, _AT_ONCE_ELSEWHERE)
-
-
-def _kept(device: torch.device, sparing: bool) -> int:
-    return 0 if sparing else _KEPT.get(device.type, 0)
 
 
 def graph_bytes_per_row(function: Function, rows: torch.Tensor) -> int:

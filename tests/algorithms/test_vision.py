@@ -128,7 +128,7 @@ def test_a_users_model_may_read_any_group(role):
     assert not torch.equal(before, parameters_to_vector(model.parameters()))
 
 
-def test_batch_normalisation_sees_each_step_once_and_no_steps_of_metrics():
+def test_batch_normalisation_sees_each_step_once():
     cnn: Any = CNN | {"norm": "batch"}
     algorithm = make_distillation(
         TbpttDistillation, T, N, "cnn-lstm", student_kwargs={"cnn_cfg": cnn}, gradient_length=3
@@ -137,9 +137,6 @@ def test_batch_normalisation_sees_each_step_once_and_no_steps_of_metrics():
     norm: Any = next(each for each in modules if isinstance(each, _BatchNorm))
     roll_out(algorithm, 0)
     assert norm.num_batches_tracked == T
-    before = copy.deepcopy(norm.state_dict())
-    algorithm.memory_plan()
-    assert all(torch.equal(norm.state_dict()[name], before[name]) for name in before)
     algorithm.update()
     assert norm.num_batches_tracked == 2 * T
 

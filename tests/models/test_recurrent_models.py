@@ -12,13 +12,13 @@ from support.helpers import (
     make_model,
     make_obs,
 )
+from support.peak_memory import PeakMemory
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.frames import deduplicate_frames, unique_frames
 from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import recompute
-from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import gaussian_head
 

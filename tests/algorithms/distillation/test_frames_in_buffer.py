@@ -165,20 +165,16 @@ def make(**options):
     return make_distillation(TbpttDistillation, T, N, student="cnn-gru", **chosen)
 
 
-def test_bytes_are_those_of_the_plan_and_hold_more_sequences_of_a_slow_camera():
+def test_buffer_gb_is_filled_and_holds_more_sequences_of_a_slow_camera():
     capacities = {}
     for period in (1, 3):
         algorithm = make(buffer_gb=3e-5)
         roll_out(algorithm, 0, on_step=hold_frames(period))
-        before = algorithm.memory_plan().sizes.replay_buffer
         algorithm.update()
-        planned = algorithm.memory_plan().sizes.replay_buffer
         buffer = algorithm.experience.buffer
         tensors = [*buffer._tensors.values(), buffer._keys, buffer.rollout.labels["newest"]]
         taken = sum(each.nbytes for each in (*tensors, *buffer.rollout.obs.frames.values()))
-        assert planned == pytest.approx(taken, rel=0.05)
-        for each in (before, planned):
-            assert 2.7e4 < each <= 3e4
+        assert 2.7e4 < taken <= 3e4
         capacities[period] = buffer.capacity
     assert capacities[3] > 1.4 * capacities[1]
 

@@ -57,7 +57,7 @@ def test_options_that_rsl_rl_3_cannot_support_are_refused(make, algorithm, optio
     [
         {"loss_type": "support.policy_era.absolute_error"},
         {"loss_type": "nll", "teacher_action_share": 0.5, "num_micro_batches": 2},
-        {"use_mixed_precision": True, "update_length": 2, "memory_budget_gb": 0.1},
+        {"use_mixed_precision": True, "update_length": 2},
     ],
 )
 def test_distillation_runs_with(options):

@@ -5,10 +5,10 @@ import os
 
 import pytest
 import torch
+from support.peak_memory import PeakMemory
 from torch import nn
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import (
     CELLS,
     ENGINES,
