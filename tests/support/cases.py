@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from rsl_tbptt.compat import POLICY_ERA, rsl_rl_era
@@ -33,6 +34,15 @@ HEADS: dict[str, Any] = {
     "own": {"target": "policy", "loss": "support.helpers:absolute_error", "coef": 0.4},
 }
 NORMALIZED_RND: dict[str, Any] = {"state_normalization": True, "reward_normalization": True}
+EXPECTED_WARNINGS = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
+        "Time-outs are bootstrapped with the value",
+        "scan_engine is 'reference', which has no effect on a",
+        "gradient_length is 9, more than num_steps_per_env",
+        "optimizer contains a parameter group with duplicate parameters",
+    )
+]
 FOLDER = tempfile.TemporaryDirectory()
 """Of teachers' files, until this process ends."""
 
@@ -211,7 +221,7 @@ def _ppo_cases() -> dict[str, Case]:
         "models-lstm-mlp": {"critic": "mlp"},
         "models-mlp-gru": {"actor": "mlp", "critic": "gru"},
         "models-shared": {"actor": "cnn", "critic": "sharing", "actor_kwargs": {}},
-        "models-stepwise": {"actor": "stepwise"},
+        "models-stepwise": {"actor": "stepwise", "num_mini_batches": 1, "num_learning_epochs": 1},
         "two-layers": {"actor_kwargs": {"rnn_num_layers": 2}},
         "whole": {"gradient_length": None},
         "window": window,

@@ -7,6 +7,9 @@ import io
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
+
+from rsl_tbptt.core.hidden_state import as_tensors
 
 
 def add_gradient(algorithm: Any, indices: Any) -> None:
@@ -52,8 +55,25 @@ def everything(algorithm: Any) -> Any:
     return copy.deepcopy([[each.state_dict() for each in stateful], algorithm.learning_rate])
 
 
+def saved(algorithm: Any) -> Any:
+    """Copy all that a training continues with, besides the states of models and of RND's rewards.
+
+    Those belong to a rollout.
+    """
+    checkpoint = algorithm.save()
+    own = {k: v for k, v in checkpoint["rsl_tbptt"].items() if k not in ("models", "rnd")}
+    return copy.deepcopy([{**checkpoint, "rsl_tbptt": own}, algorithm.learning_rate])
+
+
+def hidden_states(algorithm: Any) -> list[torch.Tensor]:
+    """Copy the states of all models."""
+    models = algorithm.transaction.stateful_models()
+    return [t.clone() for model in models for t in as_tensors(model.get_hidden_state())]
+
+
 def assert_same(got: Any, want: Any) -> None:
-    """Compare nested tensors and numbers to the last bit."""
+    """Compare nested tensors, numbers and text to the last bit."""
+    got, want = (tree_map_only(str, hash, each) for each in (got, want))
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 

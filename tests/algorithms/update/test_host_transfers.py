@@ -8,17 +8,13 @@ import traceback
 import pytest
 import torch
 from support import helpers
-from support.cases import CASES, RECORDED
+from support.cases import CASES, EXPECTED_WARNINGS, RECORDED
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
-    pytest.mark.filterwarnings("ignore:scan_engine is 'reference', which has no effect on a"),
-    pytest.mark.filterwarnings("ignore:gradient_length is 9, more than num_steps_per_env"),
-]
+pytestmark = EXPECTED_WARNINGS
 
 READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
 """Functions of torch that copy between host and device; checked before the dispatcher."""

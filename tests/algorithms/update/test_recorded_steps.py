@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import CASES, RECORDED
+from support.cases import CASES, EXPECTED_WARNINGS, RECORDED
 from support.helpers import roll_out
 from support.inside import assert_same, everything, through_a_file
 from support.operations_recording import OperationsRecording
@@ -22,11 +22,7 @@ from rsl_tbptt.algorithms.policy_losses import PolicyLoss
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.recording import Recorder
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
-    pytest.mark.filterwarnings("ignore:scan_engine is 'reference', which has no effect on a"),
-    pytest.mark.filterwarnings("ignore:gradient_length is 9, more than num_steps_per_env"),
-]
+pytestmark = EXPECTED_WARNINGS
 
 NUM_UPDATES = 5
 

@@ -4,25 +4,23 @@ Updates with NaN or inf are skipped and counted. Too many in a row end the train
 """
 
 import contextlib
-import copy
 import functools
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from support.fine_tuning import make_fine_tuned
+from support.cases import CASES, EXPECTED_WARNINGS
 from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out, train
-from support.inside import assert_same, everything
+from support.inside import assert_same, everything, hidden_states, saved
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.find_nan import Inputs, find_source
 from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.hidden_state import as_tensors
 
-pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+pytestmark = EXPECTED_WARNINGS
 
 NAN, INF = float("nan"), float("inf")
 T, N = 6, 4
@@ -119,98 +117,63 @@ def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
     assert train(algorithm, 2)["skipped_updates"] == 0.0
 
 
-def after_two_updates(algorithm):
-    train(algorithm, 0, 1)
-    return algorithm
+MOMENTS = ["_begin_update", "conclude", "transaction._watch", "extensions[-1].advance"]
+"""From the first to the last change of an update."""
 
 
-def distilling_with_a_buffer():
-    algorithm = distilling(
-        num_mini_batches=2,
-        buffer_rollouts=2,
-        save_buffer=True,
-        learning_rate_updates=5,
+@contextlib.contextmanager
+def interrupted_after(algorithm, moment):
+    """Let Ctrl+C interrupt an update at a moment."""
+    *path, method = moment.split(".")
+    owner = functools.reduce(
+        lambda of, name: of.extensions[-1] if "[" in name else getattr(of, name), path, algorithm
     )
-    return after_two_updates(algorithm)
-
-
-def reinforcing_with_rnd():
-    rnd = rnd_cfg(state_normalization=True)
-    return after_two_updates(reinforcing(rnd_cfg=rnd))
-
-
-def fine_tuning():
-    algorithm = make_fine_tuned(
-        "gru",
-        policy_loss="kl_penalty",
-        schedule="fixed",
-        desired_kl=1e-9,
-        critic_warmup_iterations=1,
-    )
-    return after_two_updates(algorithm)
-
-
-def whole_state(algorithm):
-    """Copy all that a training continues with, besides the states of robots."""
-    saved = algorithm.save()
-    del saved["rsl_tbptt"]["models"]  # only names
-    saved["rsl_tbptt"].pop("rnd", None)  # goes back to the rollout's start
-    return copy.deepcopy([saved, algorithm.learning_rate])
-
-
-def states_of(algorithm):
-    models = algorithm.transaction.stateful_models()
-    return [t.clone() for model in models for t in as_tensors(model.get_hidden_state())]
-
-
-MOMENTS = {
-    distilling_with_a_buffer: [
-        *("experience.take", "experience._plan", "conclude", "_metrics", "transaction._fetch"),
-        "transaction._watch",
-        "transaction._watch",
-    ],
-    reinforcing_with_rnd: [
-        *("_begin_update", "conclude", "_advance", "RndTraining.step"),
-    ],
-    fine_tuning: [
-        *("_begin_update", "conclude", "_metrics", "_update_normalization", "transaction._fetch"),
-        "gradient.policy_loss.adapt",
-        *("imitation.advance", "_fine_tuning.advance", "_advance", "transaction._watch"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("make", "name"), [(make, name) for make, names in MOMENTS.items() for name in names]
-)
-def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monkeypatch):
-    algorithm = make()
-    roll_out(algorithm, 2)
-    before, lived = whole_state(algorithm), states_of(algorithm)
-    *path, method = name.split(".")
-    extensions = {type(each).__name__: each for each in algorithm.extensions}
-    owner = extensions.get(".".join(path)) or functools.reduce(getattr, path, algorithm)
     original = getattr(owner, method)
 
     def interrupted(*args, **options):
         original(*args, **options)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, method, interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        yield
+
+
+def spoil(step, obs, *_):
+    """Make all observations NaN at a step."""
+    if step == 3:
+        for group in {*obs.keys()} - {"skill"}:
+            obs[group].fill_(NAN)
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+@pytest.mark.parametrize("name", CASES)
+def test_an_undone_update_leaves_no_trace(name):
+    case = CASES[name]
+    algorithm = case.build()
+    case.fill(algorithm, 0)
+    algorithm.update()
+    before = saved(algorithm)
+    for seed, moment in enumerate(MOMENTS, start=1):
+        case.fill(algorithm, seed)
+        states = hidden_states(algorithm)
+        with interrupted_after(algorithm, moment), pytest.raises(KeyboardInterrupt):
             algorithm.update()
-    assert_same(whole_state(algorithm), before)
-    assert_same(states_of(algorithm), lived)
-    assert train(algorithm, 3)["skipped_updates"] == 0.0
+        assert_same(saved(algorithm), before)
+        assert_same(hidden_states(algorithm), states)
+    case.fill(algorithm, 5, on_step=spoil)
+    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(saved(algorithm), before)
+    case.fill(algorithm, 6)
+    assert len(algorithm.update()) > 4
 
 
-@pytest.mark.parametrize("make", MOMENTS)
-def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
-    found = []
+@pytest.mark.parametrize("name", ["distillation-buffer-heads-average", "ppo-fine-tuned"])
+def test_after_the_end_of_an_update_an_error_undoes_nothing(name, monkeypatch):
+    case, found = CASES[name], []
     for raises in (False, True):
-        algorithm = make()
-        roll_out(algorithm, 2)
+        algorithm = case.build()
+        case.fill(algorithm, 2)
 
         def interrupted():
             raise KeyboardInterrupt
@@ -219,7 +182,7 @@ def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
             patch.setattr(algorithm, "_conclude", interrupted if raises else lambda: {})
             with pytest.raises(KeyboardInterrupt) if raises else contextlib.nullcontext():
                 algorithm.update()
-        found.append([whole_state(algorithm), states_of(algorithm)])
+        found.append([saved(algorithm), hidden_states(algorithm)])
         assert algorithm.storage.step == 0
     assert_same(*found)
 
