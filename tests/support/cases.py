@@ -291,8 +291,11 @@ def _cases() -> dict[str, Case]:
 CASES = _cases()
 """Name -> case, for the installed release of rsl_rl."""
 
-_READS = {"cnn", "images", "shared", "frames", "stepwise", "rmsprop"}
+_READS = {"cnn", "images", "shared", "frames", "stepwise", "rmsprop", "symmetry"}
 """Parts of the names of cases whose steps read on the host; with some of them, of their updates."""
+
+OURS = [name for name in CASES if name != "ppo-symmetry"]
+"""Cases with updates of our own; rsl_rl's makes those with symmetry."""
 
 RECORDED = [name for name in CASES if _READS.isdisjoint(name.split("-"))]
 """Cases whose steps are recorded, because they never wait for the device."""
