@@ -197,7 +197,7 @@ class ActorCritic:
         weights, scales = everything.rows.weights, {}
         if not of_advantages and weights is None:
             return scales
-        rows = self._batches.loss_rows(everything, segments)
+        rows = self._batches.rows(everything, segments)
         if of_advantages:
             advantages = everything.rows.labels["advantages"][rows]
             scales["offset"], scales["scale"] = mean_and_scale(advantages, num_samples, ranks)

@@ -3,12 +3,12 @@
 A segment is one environment from some step on. There are two units for models with memory, and
 single steps for models without::
 
-    step            0 1 2 3 4 5 6 7     T = 8, gradient_length = 3, burn_in_length = 1
+    step            0 1 2 3 4 5 6 7     T = 8, gradient_length = 3
 
     "env"           = = =|= = =|= =     one segment; | cuts the gradient, the state continues
     "window"        = = =
-                        - = = =         three segments, each from the state the rollout stored
-                              - = =     before its first step; - is replayed without gradient
+                          = = =         three segments, each from the state the rollout stored
+                                = =     before its first step
     without memory  = = = = = = = =     eight segments of one step
 """
 
@@ -54,7 +54,7 @@ class Batches:
         Args:
             num_steps: Length T of the rollout.
             num_envs: Number of environments N, at least ``num_mini_batches``.
-            options: Unit and order of the samples, and the lengths of windows and burn-in.
+            options: Unit and order of the samples, and the length of windows.
             ranks: The processes that train together.
             device: Device of the indices.
             has_memory: Whether actor or critic has memory; otherwise a segment is a single step.
@@ -74,7 +74,7 @@ class Batches:
         """Steps of the rollout before which a state is needed."""
         # Placed on the device once: copying them in every epoch would wait for the device.
         self._indices = [self._indices_of(steps) for steps in segments.values()]
-        counts = [self._num_loss_steps(numbers) for numbers in self._deal(torch.arange)]
+        counts = [self._count(numbers) for numbers in self._deal(torch.arange)]
         self._num_samples_of_smallest = min(counts)
         self._num_samples = [ranks.sum_count(count, device) for count in counts]
         self.num_samples = sum(self._num_samples)
@@ -111,13 +111,13 @@ class Batches:
             torch.cat([rows + first for first in range(0, indices.shape[1], self._num_envs)])
             for indices in self._indices
         ]
-        return self._of(numbers, self._num_loss_steps(numbers))
+        return self._of(numbers, self._count(numbers))
 
-    def loss_rows(self, rollout: Rollout, segments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the places, in a rollout's ``rows``, of the samples that enter the loss: (K,)."""
+    def rows(self, rollout: Rollout, segments: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the places of samples in a rollout's ``rows``. Shape: (K,)."""
         pairs = zip(self.groups, segments, strict=True)
         rows = [
-            Batch(rollout, first_rows).row_indices(group[0].loss_start, group[-1].stop).flatten()
+            Batch(rollout, first_rows).row_indices(0, group[-1].stop).flatten()
             for group, (first_rows, _) in pairs
         ]
         return torch.cat(rows)
@@ -139,12 +139,10 @@ class Batches:
         parts = self._options.num_mini_batches
         return zip(*(numbers.tensor_split(parts) for numbers in drawn), strict=True)
 
-    def _num_loss_steps(self, numbers: Sequence[torch.Tensor]) -> int:
-        """Count the samples of segments, by shape, that enter the loss."""
-        return sum(
-            sum(window.num_loss_steps for window in group) * len(own)
-            for group, own in zip(self.groups, numbers, strict=True)
-        )
+    def _count(self, numbers: Sequence[torch.Tensor]) -> int:
+        """Count the samples of segments, by shape."""
+        pairs = zip(self.groups, numbers, strict=True)
+        return sum(group[-1].stop * len(own) for group, own in pairs)
 
 
 def _segments(num_steps: int, options: PpoOptions, has_memory: bool) -> dict[Group, list[int]]:
@@ -156,9 +154,7 @@ def _segments(num_steps: int, options: PpoOptions, has_memory: bool) -> dict[Gro
     if options.minibatch_unit == "env":
         return {group: [0]}
     segments: dict[Group, list[int]] = {}
-    for whole in group:
-        burn_in, length = min(options.burn_in_length, whole.start), whole.num_loss_steps
-        window = Window(burn_in, burn_in, burn_in + length, carry=burn_in + length)
-        before = (Window(0, burn_in, burn_in, carry=burn_in),) if burn_in else ()
-        segments.setdefault((*before, window), []).append(whole.start - burn_in)
+    for window in group:
+        length = window.num_loss_steps
+        segments.setdefault((Window(0, 0, length, carry=length),), []).append(window.start)
     return segments

@@ -20,7 +20,6 @@ from rsl_tbptt.algorithms.option_checks import (
     T,
     between,
     count,
-    is_finite,
     parse_fields,
     positive,
     warn_all,
@@ -54,7 +53,6 @@ _UPDATES = Rule(
     "'auto' or an integer of at least 1",
     " Use None to keep the rate.",
 )
-_ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
 
 ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not clip.")]
 """Configs of rsl_rl's PPO disable clipping by inf, which is accepted too."""
@@ -63,7 +61,7 @@ AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 ACT_LATER = frozenset(
     {
-        *("clip_param", "clip_param_high", "desired_kl", "dual_clip_param", "entropy_coef"),
+        *("clip_param", "clip_param_high", "desired_kl", "entropy_coef"),
         *("gamma", "lam", "max_grad_norm", "num_learning_epochs", "schedule"),
         *("use_clipped_value_loss", "value_loss_coef"),
     }
@@ -298,9 +296,6 @@ class PpoOptions(FineTuningOptions, Options):
     See docs/concepts/ppo.md#environments-or-windows.
     """
 
-    burn_in_length: Annotated[int, count(0)] = 0
-    """Steps replayed without gradient before each window, to refresh its stored state."""
-
     shuffle_envs: bool = True
     """Whether environments or windows are shuffled anew for every epoch."""
 
@@ -318,12 +313,6 @@ class PpoOptions(FineTuningOptions, Options):
 
     clip_param_high: Annotated[float | None, positive()] = None
     """Upper clip range (clip-higher); None means ``clip_param``."""
-
-    dual_clip_param: Annotated[float | None, _ABOVE_1] = None
-    """Dual-clip bound c > 1: with a negative advantage the loss is clipped at c times it.
-
-    None disables it.
-    """
 
     num_learning_epochs: Annotated[int, count()] = 5
     """Passes over each rollout."""
@@ -367,8 +356,6 @@ class PpoOptions(FineTuningOptions, Options):
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; yield warnings, as ``Options`` does."""
         yield from super().check_together()
-        if self.burn_in_length and self.minibatch_unit == "env":
-            self.refuse("burn_in_length", "0 with minibatch_unit 'env': use 'window'")
         if self.policy_loss == "kl_penalty":
             self._check_kl_penalty()
         else:
@@ -379,9 +366,8 @@ class PpoOptions(FineTuningOptions, Options):
         if self.num_learning_epochs * self.num_mini_batches == 1:
             expected = f"more optimiser steps {penalty}: before the only one the KL is always 0"
             self.refuse("num_learning_epochs num_mini_batches", expected)
-        for name in ("clip_param_high", "dual_clip_param"):
-            if getattr(self, name) is not None:
-                self.refuse(name, f"None {penalty}, which clips nothing")
+        if self.clip_param_high is not None:
+            self.refuse("clip_param_high", f"None {penalty}, which clips nothing")
         if self.desired_kl is None or self.schedule == "adaptive":
             expected = f"'fixed' and a number {penalty}, whose coefficient follows desired_kl"
             self.refuse("schedule desired_kl", expected)

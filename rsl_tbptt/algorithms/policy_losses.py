@@ -79,9 +79,7 @@ class PolicyLoss:
             )
         else:
             clips = options.clip_param, options.clip_param_high or options.clip_param
-            surrogate = losses.clipped_surrogate(
-                log_prob, labels["log_prob"], normalized, *clips, options.dual_clip_param
-            )
+            surrogate = losses.clipped_surrogate(log_prob, labels["log_prob"], normalized, *clips)
             reported["clip_fraction"] = losses.is_clipped(log_prob, labels["log_prob"], *clips)
         reported["surrogate"] = surrogate
         loss = surrogate - options.entropy_coef * entropy

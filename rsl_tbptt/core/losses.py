@@ -69,7 +69,6 @@ def clipped_surrogate(
     advantages: torch.Tensor,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
 ) -> torch.Tensor:
     """PPO's clipped surrogate loss, Schulman et al. (2017), equation 7. Arguments: (...).
 
@@ -79,9 +78,6 @@ def clipped_surrogate(
         advantages: Advantages.
         clip_low: Lower clip range: the probability ratio may fall this far below 1.
         clip_high: Upper clip range, above 1; larger than ``clip_low`` for an asymmetric clip.
-        dual_clip: With a negative advantage the loss is clipped at this multiple of its size, so
-            that one improbable action cannot dominate: Ye et al. (2020), "Mastering complex
-            control in MOBA games with deep reinforcement learning", equation 5. None disables it.
 
     Returns:
         Per-sample losses. Shape: (...).
@@ -89,10 +85,7 @@ def clipped_surrogate(
     ratio, cost = (log_prob - old_log_prob).exp(), -advantages
     loss, bound = cost * ratio, cost * ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
     # The bound is larger only outside of the clip range, where it has no gradient.
-    loss = torch.where(loss >= bound, loss, bound)
-    if dual_clip is None:
-        return loss
-    return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
+    return torch.where(loss >= bound, loss, bound)
 
 
 @torch.no_grad()

@@ -84,8 +84,8 @@ def test_joined_windows_are_the_same_windows(num_steps, k2, k1, num_windows):
 
 
 def test_windows_without_loss_or_with_overlap_are_not_joined():
-    burn_in = (Window(0, 2, 2, carry=2), Window(2, 2, 5, carry=5))
-    assert joined(burn_in, 9) == burn_in
+    without_loss = (Window(0, 2, 2, carry=2), Window(2, 2, 5, carry=5))
+    assert joined(without_loss, 9) == without_loss
     overlapping = (Window(0, 0, 3, carry=1), Window(1, 3, 6, carry=4), Window(4, 6, 8, carry=8))
     assert joined(overlapping, 9) == overlapping
     later_loss = (Window(0, 0, 3, carry=3), Window(3, 5, 6, carry=6))

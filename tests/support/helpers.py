@@ -51,7 +51,6 @@ CHANGES: dict[str, Any] = {
     "clip_param": 0.2,
     "clip_param_high": 0.2,
     "desired_kl": 1e-4,
-    "dual_clip_param": 1.0001,
     "entropy_coef": 0.5,
     "gamma": 0.5,
     "lam": 0.5,

@@ -20,20 +20,19 @@ class Segment:
 
     env: int
     first: int
-    loss_start: int
     stop: int
     cuts: tuple[int, ...] = ()
-    """Steps before which the state is detached, in addition to ``loss_start``."""
+    """Steps before which the state is detached, in addition to ``first``."""
 
 
 def whole_envs(num_steps: int, num_envs: int, gradient_length: int) -> list[Segment]:
     cuts = tuple(range(0, num_steps, gradient_length))
-    return [Segment(env, 0, 0, num_steps, cuts) for env in range(num_envs)]
+    return [Segment(env, 0, num_steps, cuts) for env in range(num_envs)]
 
 
-def windows(num_steps: int, num_envs: int, gradient_length: int, burn_in: int) -> list[Segment]:
+def windows(num_steps: int, num_envs: int, gradient_length: int) -> list[Segment]:
     return [
-        Segment(env, max(0, start - burn_in), start, min(start + gradient_length, num_steps))
+        Segment(env, start, min(start + gradient_length, num_steps))
         for env in range(num_envs)
         for start in range(0, num_steps, gradient_length)
     ]
@@ -124,13 +123,12 @@ def _replay(
         for model in models:
             if t > segment.first and algorithm.storage.dones[t - 1, segment.env]:
                 model.reset()
-            if t in (segment.loss_start, *segment.cuts):
+            if t in (segment.first, *segment.cuts):
                 model.detach_hidden_state()
         loss = sample_loss(algorithm, t, env)
         if extra_loss is not None:
             loss = loss + extra_loss(algorithm.actor, t, env).squeeze(0)
-        if t >= segment.loss_start:
-            losses.append(loss)
+        losses.append(loss)
     return losses
 
 

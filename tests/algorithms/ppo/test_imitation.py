@@ -44,7 +44,7 @@ def mse(actor, mean, std):
     return (actor.output_mean - mean).square().mean(-1)
 
 
-WINDOWS = {"minibatch_unit": "window", "burn_in_length": 1, "num_micro_batches": 2}
+WINDOWS = {"minibatch_unit": "window", "num_micro_batches": 2}
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,15 @@ plans = {
     "share": st.integers(1, 6),
     "gradient_length": st.integers(1, 12),
     "unit": st.sampled_from(["env", "window"]),
-    "burn_in": st.integers(0, 5),
     "shuffle": st.booleans(),
 }
 
 
-def plan(num_steps, num_envs, share, gradient_length, unit, burn_in, shuffle, device="cpu"):
+def plan(num_steps, num_envs, share, gradient_length, unit, shuffle, device="cpu"):
     options = PpoOptions(
         num_mini_batches=min(share, num_envs),
         gradient_length=gradient_length,
         minibatch_unit=unit,
-        burn_in_length=burn_in if unit == "window" else 0,
         shuffle_envs=shuffle,
     )
     return Batches(num_steps, num_envs, options, Ranks(together=False), device)
@@ -65,7 +63,7 @@ def test_each_sample_is_in_one_mini_batch_per_epoch(num_steps, num_envs, **optio
         assert torch.equal(torch.cat(samples).sort().values, index.flatten())
         for indices, numbers in zip(epoch, samples, strict=True):
             assert indices.num_samples == len(numbers) > 0
-            rows = batches.loss_rows(rollout_of(index), indices.segments)
+            rows = batches.rows(rollout_of(index), indices.segments)
             assert torch.equal(index.flatten()[rows].sort().values, numbers.sort().values)
 
 
@@ -92,7 +90,7 @@ def test_each_segment_begins_with_the_state_before_its_first_step(num_steps, num
 
 
 def test_windows_are_drawn_over_time_and_environments_again_each_epoch():
-    options = {"gradient_length": 2, "unit": "window", "burn_in": 0}
+    options = {"gradient_length": 2, "unit": "window"}
     shuffled = plan(8, 4, 4, shuffle=True, **options)
     torch.manual_seed(0)
     first, second = (next(iter(shuffled.draw())).segments[0] for _ in range(2))
@@ -107,7 +105,7 @@ def test_windows_are_drawn_over_time_and_environments_again_each_epoch():
 
 
 def test_all_indices_are_made_on_the_device_of_the_update():
-    batches = plan(7, 4, 2, 3, "window", 1, True, device="meta")
+    batches = plan(7, 4, 2, 3, "window", True, device="meta")
     for indices in (batches.of_envs(torch.arange(2, device="meta")), *batches.draw()):
         assert all(segments.is_meta for segments in indices.segments)
 
@@ -117,8 +115,6 @@ def test_all_indices_are_made_on_the_device_of_the_update():
     [
         ({}, [0]),
         ({"minibatch_unit": "window"}, [0, 3, 6]),
-        ({"minibatch_unit": "window", "burn_in_length": 1}, [0, 2, 5]),
-        ({"minibatch_unit": "window", "burn_in_length": 4}, [0, 2]),
     ],
 )
 @pytest.mark.parametrize("models", MEMORIES)

@@ -84,26 +84,6 @@ def test_windows_after_the_start_of_an_episode_do_not_depend_on_the_one_before(
 
 @poisons
 @all_models
-def test_a_burn_in_over_the_start_of_an_episode_does_not_carry_the_one_before(models, poison):
-    gradients = []
-    for value in (None, poison):
-        algorithm = ready(models, 3, minibatch_unit="window", burn_in_length=4)
-        if value is not None:
-            poison_past(algorithm, 3, value)
-        whole = algorithm.batches.of_envs(torch.arange(NUM_ENVS))
-        assert len(whole.segments) == 3  # windows at 0 and 2, and at 4 and 6 with the same burn-in
-        (_, _, group), (_, _, late) = algorithm.batches.groups, whole.segments
-        first_step = late[0].min()
-        assert first_step == 0
-        assert first_step + group[-1].loss_start == 4
-        assert late.shape[1] == 2 * NUM_ENVS
-        gradients.append(gradient_on(algorithm, whole._replace(segments=(late,)), (group,)))
-    assert torch.isfinite(gradients[1]).all()
-    assert torch.equal(*gradients)
-
-
-@poisons
-@all_models
 @pytest.mark.parametrize("unit", ["env", "window"])
 def test_environments_do_not_depend_on_each_other(models, poison, unit):
     gradients = []

@@ -65,16 +65,15 @@ def ready(done_rate=0.3, **options):
     **sizes,
     gradient_length=st.one_of(st.none(), st.integers(1, 10)),
     unit=st.sampled_from(["env", "window"]),
-    burn_in=st.integers(0, 4),
 )
 def test_the_gradient_equals_the_stepwise_reference(
-    num_steps, num_envs, done_rate, models, gradient_length, unit, burn_in
+    num_steps, num_envs, done_rate, models, gradient_length, unit
 ):
     """It is full BPTT if ``gradient_length`` is None or not shorter than the rollout."""
     assume(num_steps * num_envs > 1)  # one advantage cannot be normalised
     length = min(gradient_length or num_steps, num_steps)
     by_window = unit == "window" and gradient_length is not None
-    options = {"minibatch_unit": unit, "burn_in_length": burn_in} if by_window else {}
+    options = {"minibatch_unit": unit} if by_window else {}
     algorithm, states = ready(
         done_rate,
         num_steps=num_steps,
@@ -85,15 +84,15 @@ def test_the_gradient_equals_the_stepwise_reference(
     )
     segments = whole_envs(num_steps, num_envs, length)
     if by_window:
-        segments = windows(num_steps, num_envs, length, burn_in)
+        segments = windows(num_steps, num_envs, length)
     expected = reference_gradient(algorithm, states, segments)
     (gradient,) = gradients_of_update(algorithm)
     torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
 
 
-def test_length_unit_and_burn_in_each_change_the_gradient():
+def test_length_and_unit_each_change_the_gradient():
     by_window = {"gradient_length": 2, "minibatch_unit": "window"}
-    variants = ({}, {"gradient_length": 2}, by_window, {**by_window, "burn_in_length": 2})
+    variants = ({}, {"gradient_length": 2}, by_window)
     gradients = [gradients_of_update(ready(**options)[0])[0] for options in variants]
     for i, one in enumerate(gradients):
         for other in gradients[:i]:
@@ -123,7 +122,7 @@ def test_gradients_of_mini_batches_add_up_to_that_of_the_rollout(unit, num_mini_
 
 
 @pytest.mark.parametrize("models", [("lstm", "gru"), ("cnn-gru", "cnn-lstm")])
-@pytest.mark.parametrize("unit", [{}, {"minibatch_unit": "window", "burn_in_length": 3}])
+@pytest.mark.parametrize("unit", [{}, {"minibatch_unit": "window"}])
 def test_chunks_and_engines_do_not_change_the_gradient(models, unit):
     shared = {"num_steps": 7, "num_envs": 5, "models": models, "gradient_length": 3, **unit}
     (expected,) = gradients_of_update(ready(**shared, scan_engine="reference")[0])

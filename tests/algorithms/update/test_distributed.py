@@ -81,7 +81,7 @@ OPTIONS = (
 
 PPO_OPTIONS = (
     {},
-    {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
+    {"minibatch_unit": "window", "loss_reduction": "episode_mean"},
     {"normalize_advantage_per_mini_batch": True},
     {"auxiliary": HEADS, **SGD},
 )
