@@ -66,7 +66,7 @@ _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 
 
 GONE = {
-    "burn_in_length": "set minibatch_unit to 'env', which recomputes states from the rollout's start.",
+    "burn_in_length": "set minibatch_unit to 'env', which recomputes states in every mini-batch.",
     "dual_clip_param": "leave it out. max_grad_norm bounds each step.",
     "memory_budget_gb": "set num_micro_batches. An update that runs out of memory is made again"
     " with twice as many.",

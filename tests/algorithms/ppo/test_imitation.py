@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_ppo_plus_the_distance_from_the_teacher(
     states, said = live(algorithm, twin, 1)
     disturb(algorithm)
     by_window = "minibatch_unit" in how
-    segments = windows(6, 4, 2, 1) if by_window else whole_envs(6, 4, 2)
+    segments = windows(6, 4, 2) if by_window else whole_envs(6, 4, 2)
 
     def of_teacher(actor, t, env):
         mean, std = said[t]
