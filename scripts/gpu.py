@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.machine import machine, versions
+from rsl_tbptt.installation import machine, versions
 from scripts.pipeline.run import TIME_IS_UP
 
 PATIENCE = 3

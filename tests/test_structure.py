@@ -19,16 +19,15 @@ LIMITS = {
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""
-WINGS = {"platforms": 0, "simulate": 1, "robot": 2, "runs": 2, "commands": 3}
+WINGS = {"platforms": 0, "simulate": 1, "robot": 2, "commands": 3}
 """Heights of the folders of the tools: each imports lower ones only."""
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Return the files of the package in a checkout, by dotted name; templates are none of them."""
+    """Return the files of the package in a checkout, by dotted name."""
     return {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for path in sorted((root / PACKAGE).rglob("*.py"))
-        if "new_task" not in path.parts
     }
 
 

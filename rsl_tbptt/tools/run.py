@@ -1,13 +1,12 @@
 """Read what a training left of its policy: checkpoint, config and platform, each once.
 
-The config is the checkpoint's own description of its model if it has one, otherwise a file of the
+The model's config is the checkpoint's own description if it has one, otherwise a file of the
 user's, or ``params/agent.yaml``, which platforms write next to the checkpoints. Reading runs no
 code of these files: a class may only be one of rsl_rl, of this package or of a package that the
 user trusts.
 """
 
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +19,8 @@ from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.files import AGENT, ENV, read_config
+from rsl_tbptt.files import AGENT, read_config
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of
-from rsl_tbptt.tools.platforms.noted import (
-    MISSING,
-    PACKAGES,
-    NotedEnv,
-    differences,
-    dotted,
-    is_dotted,
-    is_within,
-)
 
 require_era(MODELS_ERA, "rsl_tbptt.tools.run")
 
@@ -39,8 +29,8 @@ from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, in order of preference."""
 ITSELF = "its own description of its model"
-RSL_RL_NAMES = {"CELU": "crelu", "LeakyReLU": "lrelu", "SiLU": "swish"}
-"""rsl_rl's names of activations that are not torch's in lower case."""
+PACKAGES = ("rsl_rl", "rsl_tbptt")
+"""Packages whose classes a file may name; others need the user's trust."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,41 +74,28 @@ class Run:
         """
         return self.platform.find_trained(self.checkpoint).task
 
-    def noted_env(self, task: str | None) -> NotedEnv:
-        """Return the environment's config next to the checkpoint; an empty one for another task.
-
-        Raises:
-            ValueError: If it cannot be read.
-        """
-        file = self.checkpoint.parent / ENV
-        if not (file.is_file() and self.platform.trained_in(self.checkpoint.parent)):
-            return NotedEnv()
-        try:
-            same = task is None or self.trained_task() == task
-        except (ValueError, OSError):
-            same = True  # the checkpoint's task is unknown, so the user has named it
-        return NotedEnv(file if same else None)
-
 
 def read_run(
     checkpoint: Path,
     platform_name: str | None = None,
     agent: Path | None = None,
     trust: Sequence[str] = (),
+    task: str | None = None,
 ) -> Run:
     """Read a policy's parameters and config, without running code that the files contain or name.
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None detects it.
-        agent: YAML file of the training's config, if none lies next to the checkpoint.
+        agent: YAML file of the training's config instead of that next to the checkpoint.
         trust: Packages, in addition to rsl_rl and this one, whose classes these files may name. The
             classes in the config of the registered task are always allowed: the user has installed
             that task.
+        task: Registered id of that task. None takes the one that is noted.
 
     Returns:
-        Everything that building the policy needs. If the checkpoint is of rsl_rl alone, the sizes
-        of images are missing.
+        Everything that building the policy needs. Of a checkpoint that does not describe itself the
+        sizes of observations are missing.
 
     Raises:
         FileNotFoundError: If the config next to the checkpoint is missing.
@@ -139,8 +116,9 @@ def read_run(
     if not (isinstance(step_dt, (int, float)) and 0 < step_dt < math.inf):
         raise ValueError(f"step_dt is {step_dt!r} in {checkpoint}, expected seconds above 0.")
     recorded = own.get("models", {})
-    config, source = _policy_config(checkpoint, agent, part, recorded, trust)
-    groups = recorded.get(part, {}).get("groups", {})
+    config, source = _policy_config(checkpoint, agent, part, recorded)
+    _check_classes(config[part], part, checkpoint, trust, task)
+    groups = _groups(recorded.get(part, {}))
     return Run(
         checkpoint=checkpoint,
         platform=platform,
@@ -171,11 +149,7 @@ def _dtype_of(name: Any, group: str, checkpoint: Path) -> torch.dtype:
 
 
 def _policy_config(
-    checkpoint: Path,
-    agent: Path | None,
-    part: str,
-    recorded: Mapping[str, Any],
-    trust: Sequence[str],
+    checkpoint: Path, agent: Path | None, part: str, recorded: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """Return the agent's config that a policy is built from, and its source for messages.
 
@@ -185,108 +159,70 @@ def _policy_config(
         part: The policy's name in the config, "student" or "actor".
         recorded: Descriptions by model that the checkpoint holds; see
             :func:`rsl_tbptt.checkpoints.describing.describe`.
-        trust: Packages whose classes the files may name.
 
     Raises:
         FileNotFoundError: If there is no config.
-        ValueError: If the config is of another policy, incomplete, or names a class that is not
-            trusted.
+        ValueError: If the config is incomplete.
     """
-    own = _recorded_config(recorded) if part in recorded else {}
+    describes_itself = "arguments" in recorded.get(part, {}) and bool(_groups(recorded[part]))
     if agent is not None:
-        given, source = read_config(agent), str(agent)
-    elif not own or (checkpoint.parent / AGENT).is_file():
-        given, source = agent_config(checkpoint), f"its {AGENT}"
+        config, source = read_config(agent), str(agent)
+    elif (checkpoint.parent / AGENT).is_file() or not describes_itself:
+        config, source = agent_config(checkpoint), f"its {AGENT}"
     else:
-        given, source = {}, ITSELF
-    given = {name: value for name, value in given.items() if value is not None}
-    _check_form(given, part, source)
-    _check_agrees(given, own, part, source)
-    if "arguments" in recorded.get(part, {}) and own["obs_groups"][part]:
-        _check_classes(own[part], part, checkpoint, trust)
-        return {**given, **own}, ITSELF
-    groups = {**own.get("obs_groups", {}), **given.get("obs_groups", {})}
-    for name, section in ((part, given), (f"obs_groups.{part}", groups)):
-        if part not in section:
-            raise ValueError(
-                f"{name} is missing in {source}, expected the training's: name a YAML file of its"
-                " whole config as --agent FILE."
-            )
-    model = {**own.get(part, {}), **given[part]}
-    _check_classes(model, part, checkpoint, trust)
+        config, source = {}, ITSELF
+    if describes_itself:
+        model = {"class_name": recorded[part]["class_name"], **recorded[part]["arguments"]}
+        groups = {name: [*_groups(each)] for name, each in recorded.items()}
+        return {**config, "obs_groups": groups, part: model}, ITSELF
+    _check_form(config, part, source)
     # mjlab's class has the fields of every model.
-    is_rnn = model.get("rnn_type", "lstm") is not None
+    is_rnn = config[part].get("rnn_type", "lstm") is not None
     model = {
         name: value
-        for name, value in model.items()
+        for name, value in config[part].items()
         if value is not None and (is_rnn or not name.startswith("rnn_"))
     }
-    return {**given, "obs_groups": groups, part: model}, source
+    return {**config, part: model}, source
 
 
-def _recorded_config(models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return as much of a config as a checkpoint's descriptions of its models contain.
+def _groups(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return shape and dtype of each group that a described model reads, in its order.
 
-    Each description has the model's class and all arguments, or its class and activation.
+    Earlier versions described groups of vectors and images apart, without their dtypes.
     """
-    config: dict[str, Any] = {"obs_groups": {}}
-    for part, model in models.items():
-        config["obs_groups"][part] = list(model.get("groups") or model["obs_groups"])
-        known = {"class_name": model["class_name"]} if "class_name" in model else {}
-        for activation in model["activations"] if "arguments" not in model else ():
-            known["activation"] = RSL_RL_NAMES.get(activation, activation.lower())
-        config[part] = known | model.get("arguments", {})
-    return config
+    shapes = {**model.get("obs_groups", {}), **model.get("images", {})}
+    return model.get("groups") or {
+        name: {"shape": shape, "dtype": "float32"} for name, shape in shapes.items()
+    }
 
 
 def _check_form(config: Mapping[str, Any], part: str, source: str) -> None:
-    """Check that the config sections of a policy have the right types.
+    """Check that the config sections of a policy are there and have the right types.
 
     Raises:
-        ValueError: If one has a wrong type.
+        ValueError: If one is missing or has a wrong type.
     """
     for name in (part, "obs_groups"):
         if not isinstance(config.get(name, {}), dict):
             raise ValueError(f"{name} is {config[name]!r} in {source}, expected a mapping.")
-    groups = config.get("obs_groups", {}).get(part, [])
+    groups = config.get("obs_groups", {}).get(part)
+    for name, value in ((part, config.get(part)), (f"obs_groups.{part}", groups)):
+        if value is None:
+            raise ValueError(
+                f"{name} is missing in {source}, expected the training's: name a YAML file of its"
+                " whole config as --agent FILE."
+            )
     if not isinstance(groups, (list, tuple)) or not all(isinstance(name, str) for name in groups):
         raise ValueError(f"obs_groups.{part} is {groups!r} in {source}, expected a list of names.")
 
 
-def _check_agrees(
-    given: Mapping[str, Any], recorded: Mapping[str, Any], part: str, source: str
-) -> None:
-    """Check that a file does not contradict a checkpoint's description of its own model.
-
-    Raises:
-        ValueError: If it does.
-    """
-
-    def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
-        groups = config.get("obs_groups", {}).get(part)
-        return {part: config.get(part, {}), "obs_groups": {part: groups}}
-
-    for keys, (one, other) in differences(relevant(given), relevant(recorded)).items():
-        is_told_twice = one not in (None, MISSING) and other not in (None, MISSING)
-        if not is_told_twice or _compared(keys[-1], one) == _compared(keys[-1], other):
-            continue
-        raise ValueError(
-            f"{dotted(keys)} is {one!r} in {source}, expected {other!r} as in the training that the"
-            " checkpoint describes: the same parameters would act differently. Leave it out."
-        )
-
-
-def _compared(key: str, value: Any) -> Any:
-    """Normalise a value, so that different spellings of it compare equal."""
-    if key == "class_name":
-        return re.split("[.:]", str(value))[-1]
-    if key == "activation":
-        return str(value).lower()
-    return [_compared("", each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
 def _check_classes(
-    model_cfg: Mapping[str, Any], part: str, checkpoint: Path, trust: Sequence[str]
+    model_cfg: Mapping[str, Any],
+    part: str,
+    checkpoint: Path,
+    trust: Sequence[str],
+    task: str | None,
 ) -> None:
     """Check that a model's config names only classes of trusted packages.
 
@@ -304,7 +240,7 @@ def _check_classes(
         raise ValueError(f"{part} is nested too deep, expected a mapping of options.") from error
     for place, name in named:
         refusal = _refusal(name, trust)
-        if refusal is not None and name not in _registered_classes(checkpoint):
+        if refusal is not None and name not in _registered_classes(checkpoint, task):
             raise ValueError(f"{place} is {name!r}, expected {refusal}")
 
 
@@ -322,22 +258,22 @@ def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
 def _refusal(name: Any, trust: Sequence[str]) -> str | None:
     """Return what is expected in place of a name, and how to allow it; None if it is trusted."""
     path = name.replace(":", ".") if isinstance(name, str) else ""
-    if not is_dotted(path):
+    if not _is_dotted(path):
         return "a name such as 'RNNModel' or 'package.module:Class'."
     if path.startswith("__main__."):
         return "a class of a module: move it out of the script that trains."
     origin = path if "." in path else "rsl_rl."  # where rsl_rl looks for a simple name
     known = "a model or distribution of rsl_rl or rsl_tbptt"
-    if is_within(origin, (*PACKAGES, *trust)):
+    if _is_within(origin, (*PACKAGES, *trust)):
         try:
             found = resolve_callable(name)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             return f"one that can be imported: {error}."
         origin = f"{getattr(found, '__module__', None)}."
         is_known = isinstance(found, type) and issubclass(found, (MLPModel, Distribution))
-        if is_within(origin, trust) or (is_known and is_within(origin, PACKAGES)):
+        if _is_within(origin, trust) or (is_known and _is_within(origin, PACKAGES)):
             return None
-        if is_within(origin, PACKAGES):
+        if _is_within(origin, PACKAGES):
             return f"{known}."
         known = f"{known}, and it is from {origin[:-1]}"
     return (
@@ -346,11 +282,21 @@ def _refusal(name: Any, trust: Sequence[str]) -> str | None:
     )
 
 
-def _registered_classes(checkpoint: Path) -> list[Any]:
+def _registered_classes(checkpoint: Path, task: str | None) -> list[Any]:
     """Return the classes that the agent of a checkpoint's registered task names."""
     try:
         platform = load_platform(platform_of(checkpoint))
-        agent = platform.registered_agent(platform.find_trained(checkpoint))
+        agent = platform.registered_agent(platform.find_trained(checkpoint, task))
     except Exception:  # the task is unknown, or its package is not installed
         return []
     return [name for _, name in _named_classes(agent, "")]
+
+
+def _is_dotted(path: str) -> bool:
+    """Return whether a text is identifiers with dots between them."""
+    return all(word.isidentifier() for word in path.split("."))
+
+
+def _is_within(path: str, packages: Sequence[str]) -> bool:
+    """Return whether a dotted path leads into one of some packages or modules."""
+    return any(path.startswith(f"{package}.") for package in packages)

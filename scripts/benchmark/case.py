@@ -26,9 +26,8 @@ from torch.utils._pytree import tree_map
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.core.scan.layers import products_as_in_layers
+from rsl_tbptt.installation import versions
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools.machine import versions
-from rsl_tbptt.tools.progress import track
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
 HIDDEN_DIMS = [256, 128, 64]
@@ -304,7 +303,7 @@ def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> 
     algorithms = [build(case, library) for library, case in contestants]
     seconds: list[list[float]] = [[] for _ in contestants]
     before = num_warm_ups(contestants[0][1].device)
-    for seed in track(range(before + num_updates), "updates of each"):
+    for seed in range(before + num_updates):
         for algorithm, (_, case), taken in zip(algorithms, contestants, seconds, strict=True):
             with products_in(case.precision):
                 fill(algorithm, case, seed)

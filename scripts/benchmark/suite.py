@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from rsl_tbptt.tools.machine import machine, versions
-from rsl_tbptt.tools.templates import fill
+from rsl_tbptt.installation import machine, versions
 from scripts.benchmark.case import Case, alternate, check_equal, milliseconds, spread
 from scripts.benchmark.memory import in_own_process, measure_memory, with_exact_malloc
+from scripts.templates import fill
 
 Result = dict[str, Any]
 TEMPLATE = Path(__file__).with_name("report.md.j2")

@@ -32,7 +32,7 @@ def run_experiment(args: argparse.Namespace) -> None:
     print(f"\n{format_table(results)}\n")
     for check in results["acceptance"]:
         print(f"{'yes' if check['passed'] else ' NO'}  {check['text']}")
-    print(f"\nreport: {folder / 'report.html'}\n{cost(records, time.monotonic() - start)}")
+    print(f"\nreport: {folder / 'report.md'}\n{cost(records, time.monotonic() - start)}")
 
 
 if __name__ == "__main__":

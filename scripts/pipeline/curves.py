@@ -12,12 +12,12 @@ import os
 import time
 from pathlib import Path
 
-from rsl_tbptt.tools.machine import machine, versions
+from rsl_tbptt.installation import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
-from rsl_tbptt.tools.templates import fill
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.run import cost, run_script, run_stages
 from scripts.pipeline.sweep import Sweep, load_sweep, one_task_each, smallest, sweep_stages
+from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("sweep.md.j2")
 

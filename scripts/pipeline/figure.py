@@ -1,6 +1,7 @@
-"""The figure of a sweep: how its policies learned."""
+"""Figures of how policies learned: of the seeds of a sweep, and of a single experiment."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -70,6 +71,23 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
             xlim=(0, None),
         )
         axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
+        axes.legend(frameon=False, loc="lower right")
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def save_returns(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: Path) -> None:
+    """Draw the returns of trainings.
+
+    Args:
+        curves: Iterations and returns, by label.
+        path: SVG file.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+        for colour, (label, curve) in zip(cycle(PALETTE), curves.items(), strict=False):
+            axes.plot(*curve, color=colour, label=label)
+        axes.set(title="Return in training", xlabel="iterations of this training")
         axes.legend(frameon=False, loc="lower right")
         figure.savefig(path, format="svg", metadata={"Date": None})
         plt.close(figure)

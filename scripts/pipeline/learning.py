@@ -11,14 +11,13 @@ from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.tools.runs.run_doctor import read_curves
+from rsl_tbptt.tools.run_doctor import read_curves
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
-from rsl_tbptt.tools.templates import fill
 from scripts.pipeline.experiments import Experiment
-from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
-from scripts.pipeline.stages import early, log_folders
+from scripts.pipeline.stages import early, log_folders, read_evaluation
 from scripts.pipeline.sweep import Sweep, seeded
+from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
 REACHED = 0.95

@@ -1,4 +1,4 @@
-"""Report an experiment's result: table, acceptance checks, results.json, and report.html."""
+"""Report an experiment's result: table, acceptance checks, curves, results.json, report.md."""
 
 import json
 from pathlib import Path
@@ -7,25 +7,24 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.machine import machine, versions
+from rsl_tbptt.installation import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
-from rsl_tbptt.tools.progress import clock
-from rsl_tbptt.tools.runs.report import Report, ReportedRun, Row, write_page
+from rsl_tbptt.tools.run_doctor import read_curves
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
-from scripts.pipeline.run import Record
+from scripts.pipeline.figure import save_returns
+from scripts.pipeline.run import Record, clock
+from scripts.pipeline.stages import read_evaluation
 
 COLUMNS = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
 """Values of an evaluation that the tables show."""
-VIDEO = (
-    "{}, in columns. One row per robot: equal physics and start in all columns, in real time. Grey:"
-    " the episode has ended. The simulator's own images, of robots that were not chosen."
-)
+CURVE = "Train/mean_reward"
+"""Tag of the curve that is drawn."""
 
 
 def write_report(
     folder: Path, experiment: Experiment, records: dict[str, Record], device: str
 ) -> dict[str, Any]:
-    """Write results.json and report.html into a run folder.
+    """Write results.json, report.md and its curves.svg into a run folder.
 
     Args:
         folder: Run folder.
@@ -46,7 +45,12 @@ def write_report(
         "machine": machine(device),
     }
     write_json(folder / "results.json", results)
-    write_page(describe(folder, experiment, results, records), folder / "report.html")
+    curves = {
+        experiment.policies[name].title: read_curves((folder / records[name].output).parent)[CURVE]
+        for name in experiment.policies
+    }
+    save_returns(curves, folder / "curves.svg")
+    (folder / "report.md").write_text(format_page(experiment, results, records), encoding="utf-8")
     return results
 
 
@@ -79,11 +83,6 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def read_evaluation(folder: Path, name: str) -> dict[str, Any]:
-    """Read a policy's result of ``rsl-tbptt evaluate``."""
-    return json.loads((folder / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
     """Check whether a policy meets a condition of the experiment.
 
@@ -111,11 +110,12 @@ def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
     return {"passed": not below, "text": f"{name} against {other}: {found}."}
 
 
-def format_table(results: dict[str, Any]) -> str:
-    """Write the table for a terminal, in lines of at most 100 characters.
+def format_table(results: dict[str, Any], form: str = "plain") -> str:
+    """Write the table; for a terminal its lines have at most 100 characters.
 
     Args:
         results: Result of :func:`collect`.
+        form: A format of tabulate.
     """
     headings = ("policy", "", "mean return", "95 % confidence", "of teacher", "episodes")
     rows = []
@@ -125,7 +125,7 @@ def format_table(results: dict[str, Any]) -> str:
         share = format_share(row["share_of_teacher"])
         rows.append((name, row["title"], mean, interval, share, row["episodes"]))
     sides = ("left", "left", "right", "right", "right", "right")
-    return tabulate(rows, headings, "plain", colalign=sides, disable_numparse=True)
+    return tabulate(rows, headings, form, colalign=sides, disable_numparse=True)
 
 
 def format_share(share: float | None) -> str:
@@ -133,34 +133,29 @@ def format_share(share: float | None) -> str:
     return "n/a" if share is None else f"{share:.1%}"
 
 
-def describe(
-    folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
-) -> Report:
-    """Describe a run's page; see :func:`write_report` for the arguments and the results."""
-    trained = {name: (folder / records[name].output).parent for name in experiment.policies}
-    rows = [
-        Row(
-            name=name,
-            title=row["title"],
-            found=read_evaluation(folder, name),
-            number=number,
-            share=format_share(row["share_of_teacher"]),
-        )
-        for number, (name, row) in enumerate(results["policies"].items())
+def format_page(experiment: Experiment, results: dict[str, Any], records: dict[str, Record]) -> str:
+    """Write a run's page in Markdown; see :func:`write_report` for the arguments."""
+    checks = [f"- {'yes' if c['passed'] else 'NO'}: {c['text']}" for c in results["acceptance"]]
+    stages = [
+        f"- {name}: {clock(record.seconds)} min, peak memory {record.peak_memory_gb:.2f} GB\n\n"
+        f"      {record.command}\n"
+        for name, record in records.items()
     ]
-    exported = {"policy": experiment.export.policy, "folder": folder / "exported"}
-    return Report(
-        heading=experiment.heading,
-        lead=f"{results['task']}. {experiment.summary}",
-        runs=[ReportedRun(path, name) for name, path in trained.items()],
-        rows=rows,
-        checks=results["acceptance"],
-        videos=[(VIDEO.format(", ".join(experiment.policies)), folder / records["video"].output)],
-        exported=exported | results["exported"],
-        stages=[
-            (name, f"{clock(r.seconds)} min, peak memory {r.peak_memory_gb:.2f} GB", r.command)
-            for name, r in records.items()
-        ],
-        machine=results["machine"],
-        versions=results["versions"],
-    )
+    exported = results["exported"]
+    differences = ", ".join(f"{n} {d:.1e}" for n, d in exported["max_difference"].items())
+    packages = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    parts = [
+        f"# {experiment.heading}",
+        f"{results['task']}. {experiment.summary}",
+        format_table(results, "pipe"),
+        "\n".join(checks),
+        "![Return in training over iterations](curves.svg)",
+        f"Video of {', '.join(experiment.policies)}, one row per robot: [{records['video'].output}]"
+        f"({records['video'].output})",
+        f"Exported: [{experiment.export.policy}](exported/README.md), {exported['golden']}; largest"
+        f" differences: {differences}.",
+        "## Stages",
+        "\n".join(stages),
+        f"{', '.join(results['machine'].values())}. {packages}.",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,10 +26,13 @@ from threading import TIMEOUT_MAX, Event, Timer
 
 from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.platforms import child_environment, executable
-from rsl_tbptt.tools.progress import PATTERN, Progress, clock
 
 LOOK_SECONDS = 1.0
-"""Time between two looks into a command's log for its progress."""
+"""Time between two looks at the memory in use on a GPU."""
+PROGRESS_SECONDS = 30.0
+"""Time between two lines about a training's progress."""
+PROGRESS = re.compile(r"Learning iteration (\d+/\d+)")
+"""rsl_rl's line of an iteration."""
 GRACE_SECONDS = 10.0
 """Time that a terminated command has before it is killed."""
 TIME_IS_UP = 75
@@ -143,7 +147,8 @@ def _run(
     Raises:
         StageError: If its command fails or leaves no result.
     """
-    command = stage.command({name: need.output for name, need in needs.items()})
+    outputs = {name: need.output for name, need in needs.items()}
+    command = stage.command(outputs)
     shown, file = shlex.join(command), folder / "stages" / f"{stage.name}.json"
     record = read_record(folder, stage.name)
     if (
@@ -157,7 +162,7 @@ def _run(
         print(f"{title}: finished before in {clock(record.seconds)}, reused", flush=True)
         return record
     elif stage.rest and (rest := stage.rest(folder, record.began_at)):
-        command, stage = rest.command({}), rest
+        command, stage = rest.command(outputs), rest
     write_json(file, asdict(record))
     print(f"{title}\n  {shlex.join(command)}", flush=True)
     began, log = time.time(), file.with_suffix(".log")
@@ -198,7 +203,8 @@ def _wait(
     process: subprocess.Popen[bytes], title: str, log: Path, stop: Event, device: str
 ) -> tuple[int, int]:
     """Wait until a command ends and print its progress; return its peak memory and the GPU's."""
-    progress, looked, gpu_bytes = None, time.monotonic(), 0
+    looked, gpu_bytes = time.monotonic(), 0
+    shown = looked
     # wait4 instead of Popen.poll, because it returns the peak memory of this child alone.
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         if stop.wait(0.05):
@@ -210,8 +216,10 @@ def _wait(
                 process.wait()
             return 0, gpu_bytes
         if time.monotonic() - looked >= LOOK_SECONDS:
-            progress, looked = _look(log, title, progress), time.monotonic()
-            gpu_bytes = max(gpu_bytes, _used_gpu_bytes(device))
+            gpu_bytes, looked = max(gpu_bytes, _used_gpu_bytes(device)), time.monotonic()
+        if time.monotonic() - shown >= PROGRESS_SECONDS:
+            _print_progress(log, title)
+            shown = time.monotonic()
     process.returncode = os.waitstatus_to_exitcode(ended[1])
     return ended[2].ru_maxrss * 1024, gpu_bytes  # Linux counts in 1024 bytes
 
@@ -228,17 +236,10 @@ def _used_gpu_bytes(device: str) -> int:
     return int(told.stdout) * 2**20 if told.stdout.strip().isdigit() else 0  # it counts in MiB
 
 
-def _look(log: Path, title: str, progress: Progress | None) -> Progress | None:
-    """Print a command's progress from its log; each of its loops has its own progress."""
-    found = PATTERN.findall(log.read_text("utf-8", errors="replace"))
-    if not found:
-        return None
-    done, total = map(int, found[-1])
-    if progress is None or progress.total != total or done < progress.done:
-        # Lines even on a terminal, because several commands run at a time.
-        progress = Progress(title, total, done, lines=True)
-    progress.update(done)
-    return progress
+def _print_progress(log: Path, title: str) -> None:
+    """Print the newest iteration in a training's log."""
+    if found := PROGRESS.findall(log.read_text("utf-8", errors="replace")):
+        print(f"{title}  iteration {found[-1]}", flush=True)
 
 
 def read_record(folder: Path, name: str) -> Record | None:
@@ -293,3 +294,8 @@ def cost(records: dict[str, Record], seconds: float) -> str:
     peak = max(record.peak_memory_gb for record in records.values())
     spent = sum(record.seconds for record in records.values())
     return f"time: {clock(seconds)} now, {clock(spent)} for all stages; peak memory {peak:.2f} GB"
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,15 +1,16 @@
 """The stages of an experiment: their commands, dependencies and results."""
 
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.files import AGENT, read_config
-from rsl_tbptt.tools.platforms import Training, load_platform
-from scripts.pipeline.experiments import REPOSITORY, Experiment, Policy
+from rsl_tbptt.tools.platforms import load_platform
+from scripts.pipeline.experiments import REPOSITORY, Experiment
 from scripts.pipeline.run import Stage
-
-CHECKPOINT = "{checkpoint}"
-"""Placeholder in a policy's overrides for the checkpoint that it starts from."""
+from scripts.pipeline.training import iterations_left, train_command
 
 
 def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
@@ -39,40 +40,6 @@ def policy_stages(experiment: Experiment, device: str) -> list[Stage]:
     return [*stages, *evaluations.values()]
 
 
-def train_command(
-    experiment: Experiment,
-    policy: Policy,
-    *,
-    run_name: str,
-    device: str,
-    checkpoint: str | None = None,
-) -> list[str]:
-    """Return the platform's own command that trains one policy.
-
-    Args:
-        experiment: Platform, task and number of environments.
-        policy: Agent, iterations, seed and overrides, which may contain :data:`CHECKPOINT`.
-        run_name: Suffix of the log folder.
-        device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
-        checkpoint: File of the policy to start from, or None to train from scratch.
-
-    Returns:
-        The command as a user would type it.
-    """
-    overrides = [o.replace(CHECKPOINT, checkpoint or CHECKPOINT) for o in policy.overrides]
-    training = Training(
-        task=experiment.task,
-        agent=policy.agent,
-        num_envs=policy.num_envs or experiment.num_envs,
-        iterations=policy.iterations,
-        seed=policy.seed,
-        run_name=run_name,
-        checkpoint=Path(checkpoint) if checkpoint and overrides == policy.overrides else None,
-    )
-    command = load_platform(experiment.platform).train_command(training, device=device)
-    return [*command, *policy.task_overrides, *overrides]
-
-
 def _training(experiment: Experiment, name: str, device: str) -> Stage:
     """Return the training of a policy, which may read an earlier one's checkpoint.
 
@@ -84,13 +51,12 @@ def _training(experiment: Experiment, name: str, device: str) -> Stage:
         return _published(name, REPOSITORY / policy.run)
     train = partial(train_command, experiment, policy, run_name=name, device=device)
     start = policy.starts_from
-    task = load_platform(experiment.platform).task_id(experiment.task, policy.agent)
     return Stage(
         name=name,
         needs=(start,) if start else (),
         command=lambda outputs: train(checkpoint=outputs[start] if start else None),
         output=f"{_log_folder(name)}/model_{policy.iterations - 1}.pt",
-        rest=partial(_rest, name, task),
+        rest=partial(_rest, experiment, name, device),
     )
 
 
@@ -108,14 +74,28 @@ def _published(name: str, run: Path) -> Stage:
     )
 
 
-def _rest(name: str, task: str, folder: Path, began_at: float) -> Stage | None:
+def _rest(
+    experiment: Experiment, name: str, device: str, folder: Path, began_at: float
+) -> Stage | None:
     """Return the rest of a training that was broken off; None before its first checkpoint."""
     runs = [run for run in log_folders(folder, name, began_at) if any(run.glob("model_*.pt"))]
     if not runs:
         return None
-    command = [*_tool("resume", str(runs[-1].relative_to(folder)), task=task), "--run"]
-    output = f"{_log_folder(f'{name}_resumed')}/model_*.pt"
-    return Stage(name=name, command=lambda _: command, output=output)
+    newest, policy = latest_checkpoint(runs[-1]), experiment.policies[name]
+    rest = policy.model_copy(update={"iterations": iterations_left(policy, newest)})
+    train = partial(
+        train_command,
+        experiment,
+        rest,
+        run_name=f"{name}_resumed",
+        device=device,
+        resumed=newest.relative_to(folder),
+    )
+    return Stage(
+        name=name,
+        command=lambda outputs: train(checkpoint=outputs.get(policy.starts_from or "")),
+        output=f"{_log_folder(f'{name}_resumed')}/model_*.pt",
+    )
 
 
 def log_folders(folder: Path, name: str, began_at: float) -> list[Path]:
@@ -141,11 +121,10 @@ def evaluation_stage(
     output = f"evaluation/{evaluated}.json"
     ablation = experiment.ablations.get(name)
     policy = name if ablation is None else ablation.policy
-    trained = experiment.policies[policy]
     overrides = _task_overrides(experiment, policy) + ([ablation.override] if ablation else [])
     settings = {**experiment.evaluation.model_dump(exclude_none=True), "overrides": overrides}
-    task = load_platform(experiment.platform).task_id(experiment.task, trained.agent)
-    where = {"platform": experiment.platform, "task": task, "device": device, "output": output}
+    where = {"platform": experiment.platform, "task": _task(experiment, policy)}
+    where |= {"device": device, "output": output}
 
     def command(outputs: dict[str, str]) -> list[str]:
         checkpoint = Path(outputs[policy])
@@ -156,10 +135,24 @@ def evaluation_stage(
     return Stage(name=f"evaluate-{evaluated}", needs=(policy,), command=command, output=output)
 
 
+def read_evaluation(folder: Path, name: str) -> dict[str, Any]:
+    """Read a policy's result in a run folder."""
+    return json.loads((folder / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _task(experiment: Experiment, policy: str) -> str:
+    """Return the registered id of a policy's task."""
+    agent = experiment.policies[policy].agent
+    return load_platform(experiment.platform).task_id(experiment.task, agent)
+
+
 def _task_overrides(experiment: Experiment, policy: str) -> list[str]:
-    """Return a policy's task overrides; in mjlab none, as its tools read them from the log."""
-    overrides = experiment.policies[policy].task_overrides
-    return [] if experiment.platform == "mjlab" else overrides
+    """Return a policy's task overrides; mjlab's `train` takes them as options with dashes."""
+    words = experiment.policies[policy].task_overrides
+    if experiment.platform != "mjlab":
+        return words
+    parts = [word.removeprefix("--").partition("=") for word in words]
+    return [f"{name.replace('-', '_')}={value}" for name, _, value in parts]
 
 
 def early(name: str, after: int) -> str:
@@ -170,7 +163,8 @@ def early(name: str, after: int) -> str:
 def _video(experiment: Experiment, device: str) -> Stage:
     """Return the video of all policies without task overrides, in training order."""
     shown = tuple(name for name, policy in experiment.policies.items() if not policy.task_overrides)
-    command = _tool("play", video="video.webp", device=device)
+    task = _task(experiment, shown[0])  # the environment is the same for all agents
+    command = _tool("play", video="video.webp", device=device, task=task)
     return Stage(
         name="video",
         needs=shown,
@@ -182,12 +176,13 @@ def _video(experiment: Experiment, device: str) -> Stage:
 def _memory(experiment: Experiment, device: str) -> Stage:
     """Return the measurement of the memory of the policy that is exported."""
     name = experiment.export.policy
-    options = {"device": device, "overrides": _task_overrides(experiment, name)}
+    options = {"device": device, "task": _task(experiment, name)}
+    options["overrides"] = _task_overrides(experiment, name)
     return Stage(
         name="memory",
         needs=(name,),
         command=lambda outputs: _tool("memory", outputs[name], **options),
-        output=f"{_log_folder(name)}/memory.json",
+        output="stages/memory.log",
     )
 
 
@@ -195,7 +190,7 @@ def _export(experiment: Experiment, device: str) -> Stage:
     """Return the export of the policy that the experiment names."""
     policy = experiment.export.policy
     options = experiment.export.model_dump(exclude={"policy"})
-    options |= {"device": device, "output": "exported"}
+    options |= {"device": device, "output": "exported", "task": _task(experiment, policy)}
     options["overrides"] = _task_overrides(experiment, policy)
     return Stage(
         name="export",

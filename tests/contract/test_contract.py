@@ -9,7 +9,7 @@ from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms.health import limit_of
-from rsl_tbptt.tools.runs.run_doctor import read_curves
+from rsl_tbptt.tools.run_doctor import read_curves
 
 KINDS = ["distillation", "ppo"]
 BOTH = {"done_rate", "skipped_updates"}

@@ -12,7 +12,7 @@ from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, n
 
 from rsl_tbptt.checkpoints.writing import KeptCheckpoints, NotWrittenError, save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt.tools.runs.run_doctor import read_curves
+from rsl_tbptt.tools.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

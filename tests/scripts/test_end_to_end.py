@@ -10,7 +10,7 @@ from PIL import Image
 from rsl_tbptt.tools.platforms import child_environment, executable
 from rsl_tbptt.tools.simulate.play import HEADING, SIZE
 from scripts.pipeline.experiments import FINETUNE, load_experiment
-from scripts.pipeline.stages import train_command
+from scripts.pipeline.training import train_command
 
 pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 

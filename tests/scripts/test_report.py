@@ -1,12 +1,9 @@
 """The report: everything in one file, the right numbers in the table."""
 
-import base64
 import json
-import re
 
 import pytest
 import torch
-from support.pages import assert_loads_nothing
 
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.simulate.evaluate import summarise
@@ -72,7 +69,7 @@ class Run:
 
     def report(self):
         write_report(self.folder, self.experiment, self.records, "cpu")
-        return (self.folder / "report.html").read_text(encoding="utf-8")
+        return (self.folder / "report.md").read_text(encoding="utf-8")
 
     def results(self, **means):
         for name, mean in means.items():
@@ -88,21 +85,17 @@ def run(tmp_path):
     return Run(tmp_path / "run")
 
 
-def test_report_loads_nothing_and_shows_table_video_commands_and_versions(run):
-    html, experiment = run.report(), run.experiment
-    (video,) = assert_loads_nothing(html)
-    assert base64.b64decode(video.removeprefix("data:image/webp;base64,")) == VIDEO
-    assert f"Video of {', '.join(experiment.policies)}" in html
-    for chart in ("Reward per episode", "Loss: behavior", "Return of each episode"):
-        assert f'role="img" aria-label="{chart}' in html
-    text = re.sub(r"data:image[^\"]+", "", html)
-    policies = [policy.title for policy in experiment.policies.values()]
-    shares = ("99.5%", "100.0%", "40.0%", "9.950")
-    words = (experiment.heading, experiment.task, "do evaluate-student", "newton")
-    for expected in (*shares, *policies, *words):
-        assert expected in text
-    assert text.count("data:") == 0
-    assert '<a href="exported/README.md">' in text
+def test_the_page_shows_table_curves_video_commands_and_versions(run):
+    page, experiment = run.report(), run.experiment
+    shown = ("99.5%", "100.0%", "40.0%", "9.950", "do evaluate-student", "newton", "1.50 GB")
+    titles = [policy.title for policy in experiment.policies.values()]
+    links = ("![Return in training over iterations](curves.svg)", "[video.webp](video.webp)")
+    for expected in (*shown, *titles, *links, experiment.heading, experiment.task):
+        assert expected in page
+    assert "- yes: student reaches 99.5% of the teacher's return (goal: 99%)." in page
+    assert "onnx 1.2e-07" in page
+    curves = (run.folder / "curves.svg").read_text()
+    assert all(f">{title}</text>" in curves for title in titles)
 
 
 def test_a_run_ends_with_table_checks_report_and_cost(run, monkeypatch, capsys):
@@ -118,7 +111,7 @@ def test_a_run_ends_with_table_checks_report_and_cost(run, monkeypatch, capsys):
     assert [check["passed"] for check in results["acceptance"]] == [False, True]
     assert results["stages"]["teacher"] == {"seconds": 61.0, "peak_memory_gb": 1.5}
     assert "\n NO  student reaches 90.0% of the teacher's return (goal: 99%).\nyes  mem" in out
-    assert f"report: {run.folder / 'report.html'}\ntime: 0:0" in out
+    assert f"report: {run.folder / 'report.md'}\ntime: 0:0" in out
     assert out.endswith("9:09 for all stages; peak memory 1.50 GB\n")
 
 

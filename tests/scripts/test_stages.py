@@ -1,18 +1,21 @@
 """An experiment's stages: their commands, their inputs, and the settings they depend on."""
 
+import itertools
 import os
 import shlex
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rsl_tbptt.tools.commands.cli import command_parser
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import DEMO, FINETUNE, REPOSITORY, Policy, load_experiment
 from scripts.pipeline.run import run_stages
-from scripts.pipeline.stages import pipeline_stages, train_command
+from scripts.pipeline.stages import pipeline_stages
 from scripts.pipeline.sweep import load_sweep
+from scripts.pipeline.training import train_command
 
 DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "camera"))
 
@@ -77,7 +80,8 @@ def test_a_training_leaves_the_checkpoint_of_its_last_iteration(tmp_path):
 
 
 def test_a_training_that_was_broken_off_goes_on_in_its_newest_log_folder(tmp_path):
-    rest_of = lay_out(load_experiment(DEMO_MJLAB))["student"].rest
+    experiment = load_experiment(DEMO_MJLAB)
+    rest_of = lay_out(experiment)["student"].rest
     assert rest_of is not None
     began_at = time.time()
     assert rest_of(tmp_path, began_at) is None
@@ -88,14 +92,18 @@ def test_a_training_that_was_broken_off_goes_on_in_its_newest_log_folder(tmp_pat
         os.utime(run, (began_at + 1, began_at + 1))
     assert rest_of(tmp_path, began_at) is None  # no checkpoint yet
     for run in runs[1:]:
-        (run / "model_7.pt").touch()
+        torch.save({"iter": 7, "student_state_dict": {"a": torch.ones(1)}}, run / "model_7.pt")
         os.utime(run, (began_at + 1, began_at + 1))
     os.utime(runs[2], (began_at - 9, began_at - 9))  # of an earlier training
     rest = rest_of(tmp_path, began_at)
     assert rest is not None
-    task = "--task=Tbptt-Cartpole-Occluded-Student"
-    newest = str(runs[1].relative_to(tmp_path))
-    assert rest.command({}) == ["rsl-tbptt", "resume", newest, task, "--run"]
+    words = rest.command({"teacher": CHECKPOINT})
+    named = dict(itertools.pairwise(words))
+    assert words[:2] == ["train", "Tbptt-Cartpole-Occluded-Student"]
+    assert named["--agent.run-name"] == "student_resumed"
+    assert named["--agent.load-run"] == runs[1].name
+    assert named["--agent.load-checkpoint"] == "model_7.pt"
+    assert int(named["--agent.max-iterations"]) == experiment.policies["student"].iterations - 8
     assert (tmp_path / "logs/rsl_rl/e/2026-01-04_00-00-00_student_resumed/model_9.pt").match(
         rest.output
     )
@@ -141,7 +149,7 @@ def test_the_memory_of_the_chosen_policy_is_measured_in_its_own_task():
     args = command_parser().parse_args(words[1:])
     assert args.checkpoint == Path("logs/2_student/model_59.pt")
     assert (args.overrides, args.device) == (["env.a=1"], "cuda:0")
-    assert stage.output.endswith("_student/memory.json")  # where the report looks for it
+    assert stage.output == "stages/memory.log"  # the command prints its table
 
 
 def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order():

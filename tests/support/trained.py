@@ -1,14 +1,12 @@
 """Policies from checkpoints, as the commands of ``rsl-tbptt`` load them."""
 
 from rsl_tbptt.tools.run import read_run
-from rsl_tbptt.tools.simulate.policies import build_policy, check_images
+from rsl_tbptt.tools.simulate.policies import build_policy
 
 
-def load_policy(checkpoint, agent=None, images=None, trust=()):
+def load_policy(checkpoint, agent=None, obs=None, trust=()):
     """Load the student of a distillation, or PPO's actor."""
-    run = read_run(checkpoint, agent=agent, trust=trust)
-    check_images(run, images or {})
-    return build_policy(run, images=images)
+    return build_policy(read_run(checkpoint, agent=agent, trust=trust), obs=obs)
 
 
 def as_a_runner_builds_it(algorithm):

@@ -2,13 +2,10 @@
 
 import errno
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,44 +16,47 @@ from support.trained import as_a_runner_builds_it
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.installation import install
-from rsl_tbptt.tools import platforms, progress
 from rsl_tbptt.tools.commands import doctor
-from rsl_tbptt.tools.commands.cli import command_parser, main
+from rsl_tbptt.tools.commands.cli import GONE, command_parser, main
 from rsl_tbptt.tools.commands.commands import COMMANDS
-from rsl_tbptt.tools.platforms import run_shown
+from rsl_tbptt.tools.platforms import PLATFORMS
 from rsl_tbptt.tools.simulate import evaluate as evaluation
 from rsl_tbptt.tools.simulate import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
+ONE_SCREEN = 36
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help(capsys, name):
+def test_the_help_of_a_command_fits_one_screen(capsys, name):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: rsl-tbptt {name}")
-    assert 5 < len(shown.splitlines()) <= 40  # one screen
+    assert 5 < len(shown.splitlines()) <= ONE_SCREEN
     texts = shown.split("options:")[1]
     assert texts.count("default:") <= texts.count("\n  -")
 
 
-def test_help_names_every_command_and_loads_nothing_slow():
-    code = "import sys; from rsl_tbptt.tools.commands.cli import main\n"
+def test_help_names_every_command_and_nothing_slow_is_loaded():
+    names = ", ".join(f"rsl_tbptt.tools.platforms.{name}" for name in PLATFORMS)
+    code = f"import sys, {names}; from rsl_tbptt.tools.commands.cli import main\n"
     code += "try: main(['--help'])\nfinally: print(*sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    assert all(f"    {name} " in shown for name in COMMANDS)
-    assert {"torch", "numpy", "onnx", "rsl_rl"}.isdisjoint(shown.splitlines()[-1].split())
+    assert re.findall(r"^    ([a-z]+) ", shown, re.MULTILINE) == [*COMMANDS]
+    assert [*COMMANDS] == ["doctor", "latest", "evaluate", "memory", "export", "verify", "play"]
+    slow = {"torch", "numpy", "onnx", "rsl_rl", "warp", "mujoco", "mjlab", "isaaclab"}
+    assert slow.isdisjoint(shown.splitlines()[-1].split())
 
 
-def test_the_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--version"])
-    assert end.value.code == 0
-    assert re.fullmatch(r"rsl-tbptt \d+\.\d+\.\d+\n", capsys.readouterr().out)
+@pytest.mark.parametrize("name", GONE)
+def test_a_command_that_is_gone_says_what_to_do_instead(capsys, name):
+    assert main([name, "--help"]) == 1
+    expected = f"rsl-tbptt {name}: The command is gone: {GONE[name]}\n"
+    assert capsys.readouterr().err == expected
 
 
 MAKER = """
@@ -208,19 +208,6 @@ def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(fold
     assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
 
 
-def test_an_evaluation_that_another_overtook_keeps_its_file(folder, monkeypatch):
-    simulate = evaluation.evaluate
-
-    def overtaken(*arguments, **options):
-        (folder / "evaluation.json").write_text("another")
-        return simulate(*arguments, **options)
-
-    monkeypatch.setattr(evaluation, "evaluate", overtaken)
-    assert evaluate("--env", "my_envs:make") == 0
-    assert (folder / "evaluation.json").read_text() == "another"
-    assert (folder / "evaluation-2.json").is_file()
-
-
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_simulated(
     folder, monkeypatch, capsys
 ):
@@ -277,7 +264,8 @@ WRONG = {
     f"evaluate {MODEL} --max-steps 0": "max_steps is 0",
     f"evaluate {MODEL} --env my_envs:make --task T": "expected one of both",
     f"evaluate {MODEL} --env my_envs:renamed": "expected ['policy'] among them",
-    f"evaluate {MODEL} --env my_envs:wide": "has 7 numbers",
+    f"evaluate {MODEL} --env my_envs:wide": "{'policy': [7]}, expected {'policy': [5]}",
+    f"evaluate {MODEL} --env my_envs:make --overrides a=1": "overrides is ['a=1'], expected none",
     f"evaluate {MODEL} --env my_envs": "--env is 'my_envs', expected module:function",
     f"evaluate {MODEL} --env my_envs:torch": "<module 'torch' from",
     f"evaluate {MODEL} --env my_envs:Env": "too many positional arguments",
@@ -306,37 +294,6 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, line, message):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_command_goes_on_without_a_reader_of_its_messages(folder, monkeypatch, closed, capsys):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w", buffering=1) as gone:
-        monkeypatch.setattr(sys, "stderr", None if closed else gone)
-        monkeypatch.setattr(progress, "SILENT_SECONDS", -1.0)
-        assert evaluate("--env", "my_envs:make") == 0
-        assert main(["export", "--checkpoint", "no.pt"]) == 1
-    assert capsys.readouterr().out.endswith("wrote evaluation.json\n")
-
-
-def test_a_command_goes_on_without_a_reader_of_its_result(folder, monkeypatch):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w", buffering=1) as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        assert evaluate("--env", "my_envs:make") == 0
-    assert (folder / "evaluation.json").is_file()
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
-def test_a_result_that_nowhere_was_written_fails_in_one_line(folder, monkeypatch, capsys):
-    (folder / "model_0.pt").rename(folder / "no_run" / "model_0.pt")
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert main(["latest", "no_run"]) == 1
-    expected = "rsl-tbptt latest: [Errno 28] No space left on device: '/dev/full'\n"
-    assert capsys.readouterr().err == expected
-
-
 def test_a_full_disk_names_the_file_and_the_evaluation_is_printed(folder, monkeypatch, capsys):
     def full(self, *_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -349,46 +306,11 @@ def test_a_full_disk_names_the_file_and_the_evaluation_is_printed(folder, monkey
     assert f"No space left on device: '{folder / 'evaluation.json'}'" in shown.err
 
 
-def test_ctrl_c_ends_a_command_in_one_line(folder, monkeypatch, capsys):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(evaluation, "evaluate", interrupted)
-    assert evaluate("--env", "my_envs:make") == 130
-    assert capsys.readouterr().err == "rsl-tbptt evaluate: interrupted\n"
-
-
-def test_ctrl_c_lets_the_platforms_command_save_before_it_ends(tmp_path, monkeypatch):
-    code = "import signal, time; signal.signal(2, lambda *_: (time.sleep(1), open('saved', 'w'),"
-    code += " exit(3))); open('runs', 'w'); time.sleep(60)"
-    processes = []
-
-    class Started(subprocess.Popen):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            processes.append(self)
-
-        def wait(self, timeout=None):
-            while not (tmp_path / "runs").exists():
-                time.sleep(0.01)
-            if len(processes) == 1:  # Ctrl+C reaches both
-                processes.append(self)
-                self.send_signal(signal.SIGINT)
-                raise KeyboardInterrupt
-            return super().wait(timeout)
-
-    monkeypatch.setattr(platforms.subprocess, "Popen", Started)
-    assert run_shown(["python", "-c", code], tmp_path, "cpu") == 3
-    assert (tmp_path / "saved").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "file"),
     [
         (["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make"], "model_0.pt"),
         (["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make"], "a/b.py"),
-        (["memory", "model_0.pt", "--env", "my_envs:make"], "model_0.pt"),
-        (["report", "no_run"], "notes.html"),
         (["export", "--checkpoint", "model_0.pt"], "project/README.md"),
     ],
     ids=str,

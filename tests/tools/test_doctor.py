@@ -11,11 +11,9 @@ from rsl_tbptt.tools.commands import doctor
 from rsl_tbptt.tools.commands.doctor import check_engine, diagnose
 
 
-@pytest.mark.slow
-def test_engine_precision_and_time_are_named():
+def test_engine_and_precision_are_named():
     found = check_engine("cpu")
     assert found.startswith("compiled, products in float32; steps run as they are (device")
-    assert re.search(r"an update takes [\d.]+ ms, rsl_rl's [\d.]+ ms$", found)
 
 
 def test_an_engine_that_does_not_work_is_named_with_its_reason(monkeypatch):

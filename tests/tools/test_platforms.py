@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-import yaml
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.platforms import (
@@ -23,21 +20,12 @@ from rsl_tbptt.tools.platforms import (
     platform_of,
 )
 from rsl_tbptt.tools.platforms import mjlab as mjlab_module
-from rsl_tbptt.tools.platforms.noted import NotedEnv
 
 isaaclab, mjlab, rsl_rl_alone = map(load_platform, PLATFORMS)
 
 
 def test_platforms_know_their_names():
     assert tuple(platform.name for platform in (isaaclab, mjlab, rsl_rl_alone)) == PLATFORMS
-
-
-def test_importing_platforms_loads_no_simulator():
-    names = ", ".join(f"rsl_tbptt.tools.platforms.{name}" for name in PLATFORMS)
-    code = f"import sys, {names}; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert {"torch", "warp", "mujoco", "mjlab", "isaaclab"}.isdisjoint(result.stdout.split())
 
 
 @pytest.fixture
@@ -90,72 +78,101 @@ def test_isaac_lab_plays_with_the_task_and_agent(checkpoint):
     ]
 
 
-AGENTS = {
-    "Teacher": {"experiment_name": "e", "actor": {"class_name": "MLPModel"}},
-    "Student": {"experiment_name": "e", "actor": {"class_name": "RNNModel"}},
-    "Other": {"experiment_name": "f", "actor": {"class_name": "RNNModel"}},
-}
+@dataclasses.dataclass
+class Motion:
+    """A command's config."""
+
+    motion_file: str = ""
+    rate: float = 1.0
 
 
-class Registry:
-    """Stands for mjlab's registry of tasks."""
+@dataclasses.dataclass
+class Scene:
+    """The scene's config."""
 
-    def __init__(self, more=()):
-        self.agents = AGENTS | dict(more)
+    num_envs: int = 1
 
-    def list_tasks(self):
-        return sorted(self.agents)
 
-    def load_rl_cfg(self, task):
-        return self.agents[task]
+@dataclasses.dataclass
+class EnvCfg:
+    """Stands for mjlab's config of an environment."""
+
+    seed: int | None = None
+    decimation: int = 4
+    is_finite: bool = False
+    limits: tuple[float, ...] = (0.0, 1.0)
+    history_length: int | None = None
+    scene: Scene = dataclasses.field(default_factory=Scene)
+    commands: dict[str, Any] = dataclasses.field(default_factory=lambda: {"motion": Motion()})
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    def register(**more):
-        monkeypatch.setattr(mjlab_module, "_registry", lambda: Registry(more))
-        monkeypatch.setattr(mjlab_module, "asdict", dict)
+def built(monkeypatch):
+    """Stand for mjlab's registry and environments; return the configs that were simulated."""
+    configs = []
 
-    register()
-    return register
+    class Env:
+        def __init__(self, cfg, *_, **__):
+            configs.append(cfg)
+
+        def close(self):
+            pass
+
+    registry = SimpleNamespace(list_tasks=lambda: ["Other", "Tracking"])
+    registry.load_env_cfg = lambda task: EnvCfg()
+    module = SimpleNamespace(ManagerBasedRlEnv=Env, RslRlVecEnvWrapper=Env)
+    monkeypatch.setattr(mjlab_module, "_registry", lambda: registry)
+    monkeypatch.setattr(mjlab_module, "import_module", lambda _: module)
+    return configs
 
 
-def test_mjlabs_task_is_the_one_with_such_an_agent(checkpoint, registry):
-    agent = checkpoint.parent / "params" / "agent.yaml"
-    agent.write_text("{experiment_name: e, max_iterations: 7, actor: {class_name: RNNModel}}")
-    assert mjlab.find_trained(checkpoint) == Trained("Student", "")
+def test_mjlabs_task_is_named_by_the_user(checkpoint, built):
+    with pytest.raises(ValueError, match=r"--task is missing, expected one of \['Other', 'Track"):
+        mjlab.find_trained(checkpoint)
+    assert mjlab.find_trained(checkpoint, "Mine") == Trained("Mine", "")
+    with pytest.raises(ValueError, match=r"The task is 'Task', expected one of \['Other'"):
+        simulated(mjlab, "Task").__enter__()
+
+
+def test_mjlab_simulates_the_registered_task_with_overrides(built):
+    words = ["commands.motion.motion_file=/data/walk.npz", "commands.motion.rate=2"]
+    words += ["decimation=8", "is_finite=true", "limits=[0.0, 0.5]", "history_length=5"]
+    with simulated(mjlab, "Tracking", overrides=[f"env.{word}" for word in words]):
+        motion = {"motion": Motion("/data/walk.npz", 2.0)}
+        changed = {"decimation": 8, "is_finite": True, "limits": (0.0, 0.5), "history_length": 5}
+        assert built[0] == EnvCfg(seed=5, scene=Scene(2), commands=motion, **changed)
+        assert type(built[0].commands["motion"].rate) is float
 
 
 @pytest.mark.parametrize(
-    ("agent", "expected"),
-    [("RNNModel", r"one of \['Another', 'Student'\].* 2 of its tasks"), ("CNNModel", "an id.* 0 ")],
+    ("word", "message"),
+    [
+        ("presets=depth", "expected env.NAME=VALUE"),
+        ("env.decimation", "expected env.NAME=VALUE"),
+        ("env.decimtion=8", r"env has no 'decimtion', expected a name such as \['decimation"),
+        ("env.commands.motion.motion-file=a", r"commands\.motion has no .*\['motion_file'"),
+        ("env.decimation.x=8", r"env\.decimation has no 'x'"),
+        ("env.decimation=half", "expected a int such as 4"),
+        ("env.decimation=0.5", "expected a int such as 4"),
+        ("env.is_finite=1", "expected a bool such as False"),
+        ("env.scene=3", "expected a Scene"),
+    ],
 )
-def test_mjlabs_task_is_asked_for_where_the_agent_does_not_tell(
-    checkpoint, registry, agent, expected
-):
-    registry(Another=AGENTS["Student"])
-    config = f"{{experiment_name: e, actor: {{class_name: {agent}}}}}"
-    (checkpoint.parent / "params" / "agent.yaml").write_text(config)
-    with pytest.raises(ValueError, match=f"--task is missing, expected {expected}"):
-        mjlab.find_trained(checkpoint)
-    assert mjlab.find_trained(checkpoint, "Mine").task == "Mine"
+def test_an_override_that_mjlabs_task_does_not_have_is_named(built, word, message):
+    with pytest.raises(ValueError, match=f"The override is '{word}'.*{message}"):
+        simulated(mjlab, "Tracking", overrides=[word]).__enter__()
+    assert not built
+
+
+def test_rsl_rl_alone_has_no_overrides():
+    with pytest.raises(ValueError, match="overrides is"):
+        simulated(rsl_rl_alone, "Task", overrides=["presets=depth"]).__enter__()
 
 
 def simulated(platform, task, **options):
     """Return the context of a platform's environments."""
     options = {"num_envs": 2, "seed": 5, "device": "cpu"} | options
     return platform.simulated_env(Simulation(task=task, **options))
-
-
-@pytest.mark.parametrize("platform", [mjlab, rsl_rl_alone])
-def test_overrides_are_refused_where_there_are_none(platform):
-    with pytest.raises(ValueError, match="overrides is"):
-        simulated(platform, "Task", overrides=["presets=depth"]).__enter__()
-
-
-def test_a_task_that_mjlab_does_not_know_is_named(registry):
-    with pytest.raises(ValueError, match=r"The task is 'Task', expected one of \['Other'"):
-        simulated(mjlab, "Task").__enter__()
 
 
 MAKER = """
@@ -232,133 +249,6 @@ def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
 def test_rsl_rl_alone_asks_for_what_it_cannot_know(checkpoint):
     with pytest.raises(ValueError, match="--env module:function"):
         rsl_rl_alone.find_trained(checkpoint)
-
-
-@dataclasses.dataclass
-class Section:
-    """A part of an environment's config."""
-
-    num_envs: int = 1
-    limits: tuple = (0.0, 1.0)
-    friction: float = 1.0
-    term: Any = None
-
-
-@dataclasses.dataclass
-class EnvCfg:
-    """Stands for a platform's config of an environment."""
-
-    seed: int = 0
-    decimation: int = 2
-    episode_length_s: float = 8.0
-    kind: str = "plane"
-    asset: str = "/here/robot.usda"
-    func: Any = len
-    scene: Section = dataclasses.field(default_factory=Section)
-    pose: dict = dataclasses.field(default_factory=lambda: {".*_hip": 0.1, "knee": 0.2})
-
-
-def noted_env(folder, **changes):
-    """Write a config as platforms do, with some of it changed; return the file."""
-    file = folder / "params" / "env.yaml"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(yaml.dump(dataclasses.asdict(EnvCfg()) | changes, sort_keys=False))
-    return file
-
-
-def test_numbers_of_the_training_are_applied_and_told(tmp_path, capsys):
-    scene = {"num_envs": 64, "limits": (0.0, 0.5), "friction": None, "term": 3}
-    pose = {".*_hip": 0.4, "knee": 0.2}
-    file = noted_env(tmp_path, seed=7, decimation=8, scene=scene, pose=pose, asset="/b/robot.usda")
-    cfg = EnvCfg()
-    noted = NotedEnv(file)
-    noted.apply(cfg, dataclasses.asdict)
-    expected = Section(num_envs=1, limits=(0.0, 0.5), friction=cast("float", None), term=3)
-    assert cfg == EnvCfg(decimation=8, scene=expected, pose=pose)
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"as in training, by {file}: decimation=8 scene.limits=[0.0, 0.5] ")
-    settings = json.loads(json.dumps(noted.settings))  # as in a bundle
-    again = EnvCfg()
-    NotedEnv(tmp_path / "policy.json", settings).apply(again, dataclasses.asdict)
-    assert again == cfg
-    assert capsys.readouterr().out == shown.replace(str(file), str(tmp_path / "policy.json"))
-
-
-def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
-    file = noted_env(tmp_path, kind="rough", scene="flat")
-    text = file.read_text().replace("name:builtins.len ''", "object/apply:os.system ['touch it']")
-    file.write_text(text + "added: 3\nempty: null\n")
-    cfg, noted = EnvCfg(), NotedEnv(file)
-    noted.apply(cfg, dataclasses.asdict)
-    assert (cfg, capsys.readouterr().out) == (EnvCfg(), "")
-    assert not Path("it").exists()
-    with pytest.warns(UserWarning, match=r"in kind, func, scene, added, empty, expected the"):
-        noted.warn_of_others(cfg)
-
-
-def test_a_section_of_another_class_is_named_as_a_whole(tmp_path):
-    physics = {"class_type": "a:Newton", "dt": 0.1}
-    noted, cfg = NotedEnv(noted_env(tmp_path, pose=physics)), EnvCfg(pose={})
-    cfg.pose = {"class_type": "b:PhysX", "dt": 0.2}
-    noted.apply(cfg, dataclasses.asdict)
-    assert cfg.pose == {"class_type": "b:PhysX", "dt": 0.2}
-    with pytest.warns(UserWarning, match=r"env\.yaml in pose, expected"):
-        noted.warn_of_others(cfg)
-
-
-def test_what_building_completes_as_in_training_is_no_difference(tmp_path):
-    cfg, noted = EnvCfg(), NotedEnv(noted_env(tmp_path, kind="/World/envs/env_.*/Robot"))
-    noted.apply(cfg, dataclasses.asdict)
-    cfg.kind = "/World/envs/env_.*/Robot"
-    noted.warn_of_others(cfg)
-
-
-def test_settings_of_a_bundle_are_numbers_that_the_task_has(tmp_path, capsys):
-    settings: Any = {"kind": "rough", "func": "os:system", "scene": 3, "added": 1, "decimation": 8}
-    settings |= {"seed": 9, "pose": {"knee": 0.5, "hip": 2.0, "terrain": {"num_envs": 4096}}}
-    pose = {"knee": 0.2, "terrain": {"num_envs": 1}}
-    cfg, noted = EnvCfg(pose=pose), NotedEnv(tmp_path, settings)
-    noted.apply(cfg, dataclasses.asdict)
-    assert cfg == EnvCfg(decimation=8, pose=pose | {"knee": 0.5})
-    assert noted.settings == {"decimation": 8, "pose": {"knee": 0.5}}
-    with pytest.warns(UserWarning, match=r"in kind, func, scene, pose\.hip, added, expected"):
-        noted.warn_of_others(cfg)
-
-
-def test_what_the_user_overrides_is_left_alone(tmp_path, capsys):
-    noted = NotedEnv(noted_env(tmp_path, decimation=8, episode_length_s=2.0))
-    cfg = EnvCfg(decimation=4)
-    noted.apply(cfg, dataclasses.asdict, EnvCfg())
-    assert cfg == EnvCfg(decimation=4, episode_length_s=2.0)
-    assert "decimation" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [("a: [", "cannot be read: "), ("3", "holds 3, expected a mapping")]
-)
-def test_a_noted_environment_that_cannot_be_read_is_refused(tmp_path, text, reason):
-    (tmp_path / "env.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"env\.yaml' {reason}"):
-        NotedEnv(tmp_path / "env.yaml")
-
-
-def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
-    built = []
-
-    class Env:
-        def __init__(self, cfg, *_, **__):
-            built.append(cfg)
-
-        def close(self):
-            pass
-
-    module = SimpleNamespace(ManagerBasedRlEnv=Env, RslRlVecEnvWrapper=Env)
-    monkeypatch.setattr(mjlab_module, "import_module", lambda _: module)
-    monkeypatch.setattr(mjlab_module, "asdict", dataclasses.asdict)
-    monkeypatch.setattr(Registry, "load_env_cfg", lambda *_: EnvCfg(), raising=False)
-    file = noted_env(tmp_path, decimation=8, seed=9)
-    with simulated(mjlab, "Student", noted=NotedEnv(file)):
-        assert built[0] == EnvCfg(decimation=8, seed=5, scene=Section(num_envs=2))
 
 
 def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):

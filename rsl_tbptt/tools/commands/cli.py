@@ -5,10 +5,8 @@ Nothing slow is imported before a command is known and its arguments are parsed.
 
 import argparse
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -20,6 +18,17 @@ from rsl_tbptt.tools.commands.doctor import missing_module, require
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
 
 
+GONE = {
+    "report": "TensorBoard and Weights & Biases show curves, and `rsl-tbptt evaluate` writes"
+    " evaluation.json.",
+    "plan": "an update that runs out of memory repeats itself with twice the micro-batches.",
+    "resume": "the platform's own command continues a training: `isaaclab train --checkpoint"
+    " FILE`, or for mjlab `train TASK --agent.resume True`.",
+    "new": "copy examples/task_isaaclab, task_mjlab or task_rsl_rl from the repository.",
+}
+"""What to do instead of commands of earlier versions."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and say in one line what is wrong with its arguments or files.
 
@@ -28,28 +37,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 if the command failed, 130 after Ctrl+C, and argparse's 2 for wrong
-        arguments. It is that of the work: nobody has to read what a command prints.
+        arguments.
     """
     words = sys.argv[1:] if arguments is None else [*arguments]
-    status = 1
-    with lasting_streams():
-        try:
-            try:
-                return _run(words)
-            finally:
-                sys.stdout.flush()  # here, where a full disk is an error like any other
-        except KeyboardInterrupt:
-            reason, status = "interrupted", 130
-        except ModuleNotFoundError as error:
-            reason = missing_module(error)
-        except (ValueError, OSError, ImportError, NotImplementedError) as error:
-            reason = str(error)
-        print(f"{' '.join(['rsl-tbptt', *words[:1]])}: {' '.join(reason.split())}", file=sys.stderr)
+    try:
+        status = _run(words)
+        sys.stdout.flush()  # here, where a full disk is an error like any other
+        return status
+    except KeyboardInterrupt:
+        reason, status = "interrupted", 130
+    except ModuleNotFoundError as error:
+        reason, status = missing_module(error), 1
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        reason, status = str(error), 1
+    print(f"{' '.join(['rsl-tbptt', *words[:1]])}: {' '.join(reason.split())}", file=sys.stderr)
     return status
 
 
 def _run(words: list[str]) -> int:
-    """Parse a command line and run its command."""
+    """Parse a command line and run its command.
+
+    Raises:
+        ValueError: If it is one of an earlier version, or see the command.
+    """
+    if words and words[0] in GONE:
+        raise ValueError(f"The command is gone: {GONE[words[0]]}")
     parser = command_parser()
     args, unknown = parser.parse_known_args(words)
     options = vars(args)
@@ -136,71 +148,6 @@ def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             yield from inspect.signature(kind).parameters.values()
         else:
             yield parameter
-
-
-class Stream:
-    """A stream that discards what is written once writing to it has failed."""
-
-    def __init__(self, stream: Any, forgiven: type[OSError]) -> None:
-        """Take a stream.
-
-        Args:
-            stream: The stream.
-            forgiven: Errors of writing that are no errors of the command.
-        """
-        self._stream, self._forgiven = stream, forgiven
-
-    def write(self, text: str) -> int:
-        """Write a text."""
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._discard(error)
-            return len(text)
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._discard(error)
-
-    def _discard(self, error: OSError) -> None:
-        """Send all that follows, and what is buffered, nowhere; else it fails again at exit.
-
-        Raises:
-            OSError: If the error is not forgiven.
-        """
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
-        if not isinstance(error, self._forgiven):
-            raise OSError(error.errno, error.strerror, self._stream.name) from error
-
-    def __getattr__(self, name: str) -> Any:
-        """Return everything else as it is."""
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def lasting_streams() -> Iterator[None]:
-    """Keep a command alive that nobody reads: a closed stream, or one whose reader has ended.
-
-    Only standard output raises other errors, such as that of a full disk: what it should take is
-    the result.
-    """
-    streams = sys.stdout, sys.stderr
-    with ExitStack() as stack:
-        out, err = (
-            # For a closed one, which is None: no other file may get its number.
-            stream or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            for stream in streams
-        )
-        sys.stdout, sys.stderr = Stream(out, BrokenPipeError), Stream(err, OSError)
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = streams
 
 
 if __name__ == "__main__":

@@ -5,9 +5,7 @@ are parsed. ``cli.command_parser`` reads the signatures.
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,9 @@ Trust = Annotated[
     "also load classes from this package; repeatable",
     {"action": "append", "metavar": "PACKAGE"},
 ]
-Task = Annotated[str | None, "registered id of the task (default: the training's)"]
+Task = Annotated[
+    str | None, "registered id of the task (default: the training's, which mjlab does not note)"
+]
 EvaluatedBundle = Annotated[
     Path | None,
     "evaluate this bundle of `rsl-tbptt export` instead",
@@ -74,7 +74,7 @@ class Where:
         {"metavar": "MODULE:FUNCTION"},
     ] = None
     overrides: Annotated[
-        Sequence[str], "settings of Isaac Lab's task: presets=depth env.NAME=VALUE"
+        Sequence[str], "settings of the task: env.NAME=VALUE; for Isaac Lab also presets=NAME"
     ] = ()
     device: Device = "cpu"
 
@@ -98,7 +98,8 @@ class Where:
         from rsl_tbptt.checkpoints.reading import checkpoint_file
         from rsl_tbptt.tools.run import read_run
 
-        return read_run(checkpoint_file(checkpoint), self.platform_name, agent, trust)
+        file = checkpoint_file(checkpoint)
+        return read_run(file, self.platform_name, agent, trust, self.task)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of :func:`rsl_tbptt.tools.simulate.evaluate.started`."""
@@ -123,27 +124,9 @@ def doctor(
     if folder is None:
         return 0 if diagnose(device, output) else 1
     require("doctor RUN")
-    from rsl_tbptt.tools.runs.run_doctor import diagnose_run
+    from rsl_tbptt.tools.run_doctor import diagnose_run
 
     return 0 if diagnose_run(folder) else 1
-
-
-def report(
-    runs: Annotated[
-        Sequence[Path],
-        "log folder of a training, or a folder that holds several",
-        {"metavar": "RUN"},
-    ],
-    /,
-    *,
-    output: Annotated[
-        Path | None, "HTML file to write (default: report.html, in RUN if that is one training)"
-    ] = None,
-) -> None:
-    """Write a page about a training, or a page that compares several."""
-    from rsl_tbptt.tools.runs.report import report as write_report
-
-    print(f"wrote {write_report(runs, output)}")
 
 
 def latest(folder: RunFolder, /) -> None:
@@ -151,30 +134,6 @@ def latest(folder: RunFolder, /) -> None:
     from rsl_tbptt.checkpoints.reading import latest_checkpoint
 
     print(latest_checkpoint(folder))
-
-
-def resume(
-    folder: RunFolder,
-    /,
-    *,
-    run: Annotated[bool, "run the command instead of only printing it"] = False,
-    iterations: Annotated[
-        int | None, "iterations to go on for (default: those left of the training's max_iterations)"
-    ] = None,
-    task: Task = None,
-) -> int:
-    """Print the command that continues a training from its newest checkpoint, or run it."""
-    from rsl_tbptt.tools.platforms import run_shown
-    from rsl_tbptt.tools.runs.resume import resumption
-
-    with redirect_stdout(sys.stderr):  # simulators print while their tasks are looked up
-        found = resumption(folder, task=task, iterations=iterations, here=run)
-    for remark in found.remarks:
-        print(f"# {remark}", file=sys.stderr)
-    if run:
-        return run_shown(found.command, found.folder, found.device)
-    print(found.line)
-    return 0
 
 
 def evaluate(
@@ -194,6 +153,7 @@ def evaluate(
     """Evaluate a checkpoint on fresh episodes, without exploration noise.
 
     Raises:
+        OSError: If the result cannot be written.
         ValueError: If options contradict each other.
     """
     from rsl_tbptt.tools.simulate import evaluate as evaluation
@@ -227,7 +187,13 @@ def evaluate(
         **where.options(),
     )
     _print_evaluation(result)
-    print(f"wrote {_write_or_print(result, output, default, evaluation.MARK)}")
+    try:
+        written = output_path(output, default, evaluation.MARK)  # something may have taken the name
+        write_json(written, result)
+    except (OSError, ValueError):  # computing it took a while
+        print(f"The result, which cannot be written:\n{json.dumps(result)}")
+        raise
+    print(f"wrote {written}")
 
 
 def _print_evaluation(result: Mapping[str, Any]) -> None:
@@ -245,46 +211,16 @@ def memory(
     *,
     agent: Agent = None,
     trust: Trust = (),
-    output: Annotated[
-        Path | None, "JSON file to replace (default: memory.json next to the checkpoint)"
-    ] = None,
     where: Where,
     num_envs: Annotated[int, "number of environments"] = 64,
     steps: Annotated[int, "steps of the rollout, above the longest lag"] = 300,
 ) -> None:
-    """Measure how far back a policy looks, and how long a sensor fault affects its actions."""
-    from rsl_tbptt.tools.simulate import memory_findings as findings
+    """Measure how far back a policy looks: how much each past observation moves its action."""
     from rsl_tbptt.tools.simulate.memory import analyse
 
     where.check()
     run = where.run(checkpoint, agent, trust)
-    default = run.checkpoint.parent / findings.FILE
-    output = output_path(output or default, default, findings.MARK)
-    found = analyse(run, num_envs=num_envs, steps=steps, **where.options())
-    for name, back, outlier, frozen in findings.memory_rows(found):
-        print(f"{name}: looks back {back}; recovers from an outlier after {outlier},", end=" ")
-        print(f"from a frozen sensor after {frozen}")
-    for name, value in findings.memory_facts(found).items():
-        print(f"{name}: {value}")
-    looked_at, wrong = findings.judge_memory(found)
-    print("\n".join([looked_at, *(f"WRONG {finding}" for finding in wrong)]))
-    print(f"wrote {_write_or_print(found, output, default, findings.MARK)}")
-
-
-def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes) -> Path:
-    """Write a result, or print it if it cannot be written: computing it took a while.
-
-    Raises:
-        OSError: If it cannot be written.
-        ValueError: Likewise.
-    """
-    try:
-        output = output_path(given, default, mark)  # another result may have taken the name
-        write_json(output, result)
-    except (OSError, ValueError):
-        print(f"The result, which cannot be written:\n{json.dumps(result)}")
-        raise
-    return output
+    print(analyse(run, num_envs=num_envs, steps=steps, **where.options()))
 
 
 def export(
@@ -455,25 +391,6 @@ def _read_policies(
     return policies
 
 
-def new(
-    name: Annotated[
-        str, "name of the package and of its task, a Python identifier", {"metavar": "NAME"}
-    ],
-    /,
-    *,
-    platform: Annotated[str, "platform of the task", {"choices": PLATFORMS}],
-    output: Annotated[
-        Path | None,
-        "folder to create (default: NAME, in the working directory)",
-        {"metavar": "FOLDER"},
-    ] = None,
-) -> None:
-    """Write a small package: a task, its teacher, a recurrent student and recurrent PPO."""
-    from rsl_tbptt.tools.commands.new import new as write_package
-
-    print(f"wrote {write_package(name, platform, output)}, whose README.md has its commands")
-
-
-_IN_ORDER = (doctor, report, latest, resume, evaluate, memory, export, verify, play, new)
+_IN_ORDER = (doctor, latest, evaluate, memory, export, verify, play)
 COMMANDS: dict[str, Callable[..., int | None]] = {each.__name__: each for each in _IN_ORDER}
 """Functions by command, in the order of the help."""

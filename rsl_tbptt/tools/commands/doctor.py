@@ -8,17 +8,14 @@ import importlib.util
 import os
 import platform as system
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
-from rsl_tbptt.installation import install, installed_version
-from rsl_tbptt.tools.machine import machine, num_cores, versions
+from rsl_tbptt.installation import install, installed_version, machine, num_cores, versions
 from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_platform
 
 TOOLS = {
@@ -27,8 +24,6 @@ TOOLS = {
     "memory": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),
-    "report": ("jinja2", "tensorboard", "yaml"),
-    "resume": ("yaml",),
     "verify": ("onnx", "onnxruntime"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
@@ -203,14 +198,13 @@ def check_device(device: str) -> str:
 
 
 def check_engine(device: str) -> str:
-    """Check that the fast engine for recurrent layers works on a device, and time a small update.
+    """Check that the fast engine for recurrent layers works on a device.
 
     Args:
         device: ``cuda:<index>``, or ``cpu``.
 
     Returns:
-        The engine, the precision of its products, whether steps are recorded, and the time next to
-        rsl_rl's.
+        The engine, the precision of its products, and whether steps are recorded.
 
     Raises:
         ValueError: If only the slow engine "reference" works there.
@@ -227,65 +221,10 @@ def check_engine(device: str) -> str:
     if "reference" in engines:
         reasons = "; ".join(str(warning.message) for warning in caught)
         raise ValueError(f"scan_engine is 'reference', expected a fast one on {device}: {reasons}")
-    ours, theirs = (f"{1e3 * seconds:.1f} ms" for seconds in update_times(device))
     precision = "TF32" if device != "cpu" and tf32_in_layers() else "float32"
     eager = Recorder(device).reason
     steps = f"steps run as they are ({eager})" if eager else "steps are recorded as CUDA graphs"
-    return (
-        f"{', '.join(sorted(engines))}, products in {precision}; {steps}; PPO, LSTM-256, N=256,"
-        f" T=24, K=12: an update takes {ours}, rsl_rl's {theirs}"
-    )
-
-
-def update_times(device: str) -> list[float]:
-    """Return seconds of a small PPO's fastest update, with this package and with rsl_rl alone."""
-    import torch
-    from rsl_rl.algorithms import PPO
-    from rsl_rl.models import RNNModel
-    from rsl_rl.storage import RolloutStorage
-    from tensordict import TensorDict
-
-    from rsl_tbptt.algorithms import TbpttPPO
-
-    num_envs, num_steps = 256, 24
-
-    def observe() -> TensorDict:
-        return TensorDict({"policy": torch.randn(num_envs, 48)}, [num_envs]).to(device)
-
-    def rollout(algorithm: Any) -> None:
-        with torch.inference_mode():
-            for _ in range(num_steps):
-                algorithm.act(observe())
-                dones = (torch.rand(num_envs, device=device) < 0.05).long()
-                rewards = torch.randn(num_envs, device=device)
-                algorithm.process_env_step(observe(), rewards, dones, {})
-            algorithm.compute_returns(observe())
-
-    def update(algorithm: Any) -> float:
-        rollout(algorithm)
-        synchronise = torch.cuda.synchronize if device != "cpu" else lambda: None
-        synchronise()
-        start = time.perf_counter()
-        algorithm.update()
-        synchronise()
-        return time.perf_counter() - start
-
-    fastest = []
-    normal = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    roles = {"actor": (12, {"distribution_cfg": normal}), "critic": (1, {})}
-    kinds: dict[Any, dict[str, int]] = {TbpttPPO: {"gradient_length": 12}, PPO: {}}
-    for kind, length in kinds.items():
-        models = [
-            RNNModel(observe(), {role: ["policy"]}, role, width, obs_normalization=True, **options)
-            for role, (width, options) in roles.items()
-        ]
-        storage = RolloutStorage("rl", num_envs, num_steps, observe(), [12], device)
-        on_device = [model.to(device) for model in models]
-        sizes = {"num_learning_epochs": 1, "num_mini_batches": 4, "device": device}
-        algorithm = kind(*on_device, storage, **sizes, **length)
-        algorithm.train_mode()
-        fastest.append(min(update(algorithm) for _ in range(7)))  # a GPU records after a few
-    return fastest
+    return f"{', '.join(sorted(engines))}, products in {precision}; {steps}"
 
 
 def check_folder(folder: Path) -> str:

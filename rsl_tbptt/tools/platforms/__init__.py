@@ -13,11 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rsl_tbptt.tools.platforms.noted import NotedEnv
 
 if TYPE_CHECKING:
     import torch
@@ -37,30 +35,6 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """A training that a platform's own command runs."""
-
-    task: str
-    """The task, in mjlab without the agent's name at its end."""
-    agent: str
-    """Name of the agent's config."""
-    num_envs: int
-    """Environments to simulate."""
-    iterations: int
-    """Rollouts and updates."""
-    seed: int
-    """Seed of environment and agent."""
-    run_name: str
-    """Suffix of the log folder."""
-    checkpoint: Path | None = None
-    """File of the policy to start from; None trains from scratch."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the configs by dotted name, such as ``agent.algorithm.gradient_length``."""
-    video: bool = False
-    """Whether the platform films the training."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """A task to simulate as it is in training, noise and randomisation included."""
 
@@ -75,13 +49,10 @@ class Simulation:
     clip_actions: float | None = None
     """Bound of the actions as in training."""
     overrides: Sequence[str] = ()
-    """Presets and settings of the task as in training, in the platform's form."""
+    """Presets and settings of the task, in the form of :meth:`Platform.simulated_env`."""
     image_size: tuple[int, int] | None = None
     """Width and height of the images for :meth:`Platform.renderer`, in pixels. None adds no camera.
     The camera changes neither physics nor what is drawn at random."""
-    noted: NotedEnv = field(default_factory=NotedEnv)
-    """The environment's config of the training, whose numbers are applied. By default the task is
-    simulated as it is registered. Overrides win."""
 
 
 class Platform:
@@ -125,23 +96,11 @@ class Platform:
         """Return the agent's config that a task registers, before a command line has changed it."""
         raise NotImplementedError
 
-    def noted_settings(self, folder: Path, trained: Trained) -> tuple[dict[str, Any], list[str]]:
-        """Return what a training's configs changed of the task; see ``noted.py``.
-
-        Args:
-            folder: Log folder of the training.
-            trained: Its task and agent.
-
-        Raises:
-            ValueError: If a config cannot be read.
-        """
-        raise NotImplementedError
-
     def simulated_env(self, simulation: Simulation) -> AbstractContextManager[Any]:
         """Return a context with the environment of a simulation, in rsl_rl's form.
 
         Raises:
-            ValueError: If there are overrides where the platform has none, or no such task.
+            ValueError: If there is no such task, or an override names no setting of it.
         """
         raise NotImplementedError
 
@@ -180,15 +139,6 @@ class Platform:
     def task_id(self, task: str, agent: str) -> str:
         """Return the registered id of a task; its environment is the same for every agent."""
         return task
-
-    def train_command(self, training: Training, *, device: str) -> list[str]:
-        """Write the platform's own command that trains a policy, as a user would type it.
-
-        Args:
-            training: The training.
-            device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
-        """
-        raise NotImplementedError
 
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
@@ -267,7 +217,7 @@ def run_shown(command: list[str], folder: Path, device: str) -> int:
     """Print a command and run it in a folder with its output on the screen.
 
     Args:
-        command: The command, as a platform's ``train_command`` writes it.
+        command: The command, as :meth:`Platform.play_command` writes it.
         folder: Working directory, created if missing: platforms log in it.
         device: Device that the command computes on.
 

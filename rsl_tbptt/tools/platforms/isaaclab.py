@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
-from rsl_tbptt.tools.platforms.noted import Found, noted_settings
+from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +28,6 @@ MARGIN = {True: 1.05, False: 1.5}
 """Width of the image over the robot's, by whether it is fixed to the world: others have legs."""
 DIRECTION = (0.35, -1.0, 0.4)
 """From a robot that is longer than wide to the camera: its side, from above."""
-PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_/][\w./:-]*", re.IGNORECASE)
-"""Texts that Hydra takes as such without quotes."""
 OWN_TASKS = "Tbptt-"
 """Start of the ids of this repository's tasks, which all offer that backend."""
 
@@ -84,24 +80,12 @@ class IsaacLab(Platform):
         cfg: Any = load_cfg_from_registry(trained.task, trained.agent)
         return cfg if isinstance(cfg, dict) else _without_old_options(cfg).to_dict()
 
-    def noted_settings(self, folder: Path, trained: Trained) -> Found:
-        """Compare the configs of a run with what `isaaclab train` makes of the task."""
-        from isaaclab.utils import to_dict
-        from isaaclab_tasks.utils import resolve_task_config
-
-        _load_tasks(trained.task)
-        overrides = physics(trained.task)
-        env, agent = resolve_task_config(trained.task, trained.agent, overrides=overrides)
-        registered = {"agent": _without_old_options(agent), "env": env}
-        return noted_settings(folder, registered, to_dict)
-
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
         """Launch the simulator with a task."""
         # Imported here because they load the simulator, which writing commands does not need.
         import gymnasium as gym
         from isaaclab.app import launch_simulation
-        from isaaclab.utils import to_dict
         from isaaclab_rl.rsl_rl import RslRlVecEnvWrapper
         from isaaclab_tasks.utils import resolve_task_config
 
@@ -109,14 +93,11 @@ class IsaacLab(Platform):
         _load_tasks(task)
         own = [] if any(word.startswith("physics=") for word in overrides) else physics(task)
         cfg: Any = resolve_task_config(task, None, overrides=[*own, *overrides])[0]
-        default = resolve_task_config(task, None, overrides=physics(task))[0] if overrides else None
-        simulation.noted.apply(cfg, to_dict, default)
         cfg.scene.num_envs, cfg.seed, cfg.sim.device = simulation.num_envs, simulation.seed, device
         if simulation.image_size is not None:
             setattr(cfg.scene, CAMERA, _camera_cfg(*simulation.image_size))
         with launch_simulation(cfg, {"device": device}):
             made: Any = gym.make(task, cfg=cfg)
-            simulation.noted.warn_of_others(cfg)
             with closing(RslRlVecEnvWrapper(made, clip_actions=simulation.clip_actions)) as env:
                 yield env
 
@@ -143,19 +124,6 @@ class IsaacLab(Platform):
 
         return render
 
-    def train_command(self, training: Training, *, device: str) -> list[str]:
-        """Write `isaaclab train`."""
-        command = ["isaaclab", "train", "--rl_library", "rsl_rl", "--task", training.task]
-        command += ["--agent", training.agent]
-        if training.checkpoint is not None:
-            command += ["--checkpoint", str(training.checkpoint)]
-        command += ["--num_envs", str(training.num_envs)]
-        command += ["--max_iterations", str(training.iterations)]
-        command += ["--seed", str(training.seed), "--run_name", training.run_name]
-        command += ["--video"] * training.video
-        settings = [f"{name}={_in_hydra(value)}" for name, value in training.settings.items()]
-        return [*command, *placement(training.task, device), *settings]
-
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
     ) -> list[str]:
@@ -175,15 +143,6 @@ def _without_old_options(agent: Any) -> Any:
     from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
 
     return handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib"))
-
-
-def _in_hydra(value: Any) -> str:
-    """Write a value as an override of Hydra."""
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_in_hydra, value))}]"
-    if isinstance(value, str):
-        return value if PLAIN.fullmatch(value) else "'" + value.replace("'", r"\'") + "'"
-    return "null" if value is None else str(value)
 
 
 def placement(task: str, device: str) -> list[str]:

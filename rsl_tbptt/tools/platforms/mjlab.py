@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.files import ENV
-from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
-from rsl_tbptt.tools.platforms.noted import Found, noted_settings
+from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 CAMERA = "video_camera"
 """Name of the camera in the scene."""
 SKY, HORIZON = (0.6, 0.75, 0.95), (0.95, 0.97, 1.0)
-
-LOG_ROOT = Path("logs", "rsl_rl")
-"""Where mjlab logs, below the working directory, if it is not told otherwise."""
 
 
 class Mjlab(Platform):
@@ -42,67 +40,39 @@ class Mjlab(Platform):
         return path.is_file() and "\n  mujoco:" in path.read_text("utf-8", "replace")
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
-        """Find the registered task whose agent is most like the noted one; mjlab notes no id.
-
-        Options that a command line has changed do not matter, other classes or groups do.
+        """Return the named task: mjlab notes none.
 
         Raises:
-            ValueError: If none or several tasks have such an agent.
+            ValueError: If none is named.
         """
-        if task is not None:
-            return Trained(task, "")
-        from rsl_tbptt.checkpoints.describing import agent_config
-
-        registry, noted = _registry(), _nature(agent_config(checkpoint))
-        agents = {task: asdict(registry.load_rl_cfg(task)) for task in registry.list_tasks()}
-        found = [task for task, agent in agents.items() if _nature(agent) == noted]
-        if len(found) != 1:
+        if task is None:
             raise ValueError(
-                f"--task is missing, expected {f'one of {found}' if found else 'an id'}: mjlab does"
-                f" not note it, and {len(found)} of its tasks have an agent like that next to"
-                f" {checkpoint}."
+                f"--task is missing, expected one of {_registry().list_tasks()}: mjlab does not"
+                f" note which of them {checkpoint} was trained on."
             )
-        return Trained(found[0], "")
+        return Trained(task, "")
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
         """Return the agent of mjlab's registry."""
         return asdict(_registry().load_rl_cfg(trained.task))
 
-    def noted_settings(self, folder: Path, trained: Trained) -> Found:
-        """Compare the configs of a run with those of mjlab's registry."""
-        registry = _registry()
-        registered = {
-            "agent": registry.load_rl_cfg(trained.task),
-            "env": registry.load_env_cfg(trained.task),
-        }
-        values, others = noted_settings(folder, registered, asdict)
-        experiment = folder.parent.name  # below which mjlab looks for the run
-        if experiment != registered["agent"].experiment_name:
-            values["agent.experiment_name"] = experiment
-        return values, others
-
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
-        """Simulate a task.
+        """Simulate a task; overrides are ``env.NAME=VALUE``, dotted as in mjlab's configs.
 
         Raises:
-            ValueError: If there are overrides, or no such task.
+            ValueError: If there is no such task, or an override names no setting of it.
         """
-        if simulation.overrides:
-            raise ValueError(
-                f"overrides is {[*simulation.overrides]}, expected none: mjlab's tasks have no"
-                " presets."
-            )
         registry, task = _registry(), simulation.task
         if task not in registry.list_tasks():
             raise ValueError(f"The task is '{task}', expected one of {registry.list_tasks()}.")
         cfg = registry.load_env_cfg(task)
-        simulation.noted.apply(cfg, asdict)
+        for word in simulation.overrides:
+            override(cfg, word)
         cfg.scene.num_envs, cfg.seed = simulation.num_envs, simulation.seed
         if simulation.image_size is not None:
             _add_camera(cfg, *simulation.image_size)
         made = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, simulation.device)
-        simulation.noted.warn_of_others(cfg)
         wrapper = import_module("mjlab.rl").RslRlVecEnvWrapper
         with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env
@@ -115,20 +85,6 @@ class Mjlab(Platform):
     def task_id(self, task: str, agent: str) -> str:
         """Return ``<task>-<agent>``, as mjlab has one agent per id; without an agent, the id."""
         return f"{task}-{agent}" if agent else task
-
-    def train_command(self, training: Training, *, device: str) -> list[str]:
-        """Write mjlab's `train`."""
-        command = ["train", self.task_id(training.task, training.agent)]
-        command += ["--env.scene.num-envs", str(training.num_envs)]
-        command += ["--agent.max-iterations", str(training.iterations)]
-        command += ["--agent.seed", str(training.seed), "--agent.run-name", training.run_name]
-        if training.checkpoint is not None:
-            command += _resume(training.checkpoint)
-        for name, value in training.settings.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
-        command += ["--video", "True"] * training.video
-        gpus = "None" if device == "cpu" else f"[{device.removeprefix('cuda:')}]"
-        return [*command, "--gpu-ids", gpus]
 
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
@@ -147,24 +103,55 @@ def _registry() -> Any:
     return import_module("mjlab.tasks.registry")
 
 
-def _nature(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an agent's config that identify it."""
-    parts = {name: part for name, part in agent.items() if isinstance(part, Mapping)}
-    kinds = {
-        name: (part["class_name"], part.get("rnn_type"))
-        for name, part in parts.items()
-        if "class_name" in part
-    }
-    groups = {name: [*names] for name, names in parts.get("obs_groups", {}).items()}
-    return {"experiment": agent.get("experiment_name"), "kinds": kinds, "groups": groups}
+def override(env_cfg: Any, word: str) -> None:
+    """Set one setting of an environment's config.
+
+    Args:
+        env_cfg: The config: objects and dictionaries.
+        word: ``env.NAME=VALUE`` with dots in the name, such as
+            ``env.commands.motion.motion_file=walk.npz``. The value has to be of the type that
+            stands there.
+
+    Raises:
+        ValueError: If there is no such setting, or the value is of another type.
+    """
+    name, _, text = word.partition("=")
+    first, *keys = name.split(".")
+    if first != "env" or not keys or "=" not in word:
+        raise ValueError(f"The override is {word!r}, expected env.NAME=VALUE.")
+    place, known = env_cfg, "env"
+    for key in keys:
+        settings = place if isinstance(place, dict) else getattr(place, "__dict__", {})
+        if key not in settings:
+            near = get_close_matches(key, map(str, settings), cutoff=0.0)
+            raise ValueError(
+                f"The override is {word!r}, and {known} has no {key!r}, expected a name such as"
+                f" {near}."
+            )
+        above, place, known = settings, settings[key], f"{known}.{key}"
+    above[keys[-1]] = _as_type_of(place, text, word)
 
 
-def _resume(checkpoint: Path) -> list[str]:
-    """Return the arguments that load ``<log root>/<experiment>/<run>/<file>`` before training."""
-    log_root = checkpoint.parent.parent.parent
-    arguments = [] if log_root == LOG_ROOT else ["--log-root", str(log_root)]
-    run = ["--agent.load-run", checkpoint.parent.name, "--agent.load-checkpoint", checkpoint.name]
-    return [*arguments, "--agent.resume", "True", *run]
+def _as_type_of(old: Any, text: str, word: str) -> Any:
+    """Return a text as a value of the type that another one has; any plain one in place of None.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if isinstance(old, str):
+        return text
+    constants = {"true": True, "false": False, "null": None, "none": None}
+    try:
+        value = constants[text.lower()] if text.lower() in constants else literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(old, (list, tuple)) and isinstance(value, (list, tuple)):
+        return type(old)(value)
+    if isinstance(old, float) and type(value) is int:
+        return float(value)
+    if old is None or value is None or type(value) is type(old):
+        return value
+    raise ValueError(f"The override is {word!r}, expected a {type(old).__name__} such as {old!r}.")
 
 
 def _add_camera(env_cfg: Any, width: int, height: int) -> None:

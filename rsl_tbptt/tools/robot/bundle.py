@@ -9,7 +9,6 @@ from tensordict import TensorDict
 
 from rsl_tbptt.deploy import METADATA, Policy, join, read_metadata
 from rsl_tbptt.tools.platforms import PLATFORMS, load_platform
-from rsl_tbptt.tools.platforms.noted import NotedEnv
 from rsl_tbptt.tools.simulate.evaluate import Start
 from rsl_tbptt.tools.simulate.policies import groups_of
 
@@ -93,10 +92,6 @@ class LoneBundle(BundlePolicy):
             ValueError: If the bundle does not tell.
         """
         return self._told("task")
-
-    def noted_env(self, task: str | None) -> NotedEnv:
-        """Return nothing: the registered task is simulated as it is."""
-        return NotedEnv()
 
     def check_observations(self, obs: TensorDict, task: str) -> None:
         """Check that a task gives the observations that the policy sees.

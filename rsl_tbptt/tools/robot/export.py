@@ -30,8 +30,8 @@ from torch import nn
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import complete, output_path, write_json
+from rsl_tbptt.installation import versions
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
-from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.robot import golden
 from rsl_tbptt.tools.robot.runtime_configs import of_actions, terms_of
 from rsl_tbptt.tools.robot.targets import TARGETS, Exported, check_targets

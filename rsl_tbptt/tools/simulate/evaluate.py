@@ -21,10 +21,8 @@ from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.tools.platforms import Platform, Simulation
-from rsl_tbptt.tools.platforms.noted import NotedEnv
-from rsl_tbptt.tools.progress import Progress
 from rsl_tbptt.tools.run import Run
-from rsl_tbptt.tools.simulate.policies import build_policy, images_of
+from rsl_tbptt.tools.simulate.policies import build_policy, check_groups
 
 MARK = b'"confidence_interval"'
 """Bytes in every file of an evaluation."""
@@ -57,10 +55,6 @@ class Deployed(Acting, Protocol):
         """Return the registered id of its task."""
         ...
 
-    def noted_env(self, task: str | None) -> NotedEnv:
-        """Return what the training had changed in its task."""
-        ...
-
     def check_observations(self, obs: TensorDict, task: str) -> None:
         """Check that a task gives the observations that the policy sees."""
         ...
@@ -72,8 +66,6 @@ class Start:
 
     run: Run | Deployed
     task: str
-    settings: Mapping[str, Any]
-    """Numbers that the training had changed in the task; see ``NotedEnv``."""
     env: Any
     """In rsl_rl's form."""
     policy: Any
@@ -92,7 +84,7 @@ def evaluate(
     seed: int = SEED,
     **options: Any,
 ) -> dict[str, Any]:
-    """Evaluate a policy, and print the progress.
+    """Evaluate a policy.
 
     Args:
         run: The policy.
@@ -118,7 +110,9 @@ def evaluate(
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
     with started(run, num_envs=episodes, seed=seed, **options) as start:
         step_seconds = run.platform.step_seconds(start.env)
-        max_steps = max_steps or _longest_episode(start.env) + 1
+        # Environments may have different time limits.
+        longest = int(torch.as_tensor(start.env.max_episode_length).max())
+        max_steps = max_steps or longest + 1
         facts = EpisodeFacts(start.env)
         policy = exported(start) if exported else start.policy
         returns, lengths, unfinished = run_first_episodes(
@@ -139,11 +133,6 @@ def evaluate(
         "task": start.task,
         "seed": seed,
     }
-
-
-def _longest_episode(env: Any) -> int:
-    """Return the longest time limit in steps; environments may have different limits."""
-    return int(torch.as_tensor(env.max_episode_length).max())
 
 
 @contextmanager
@@ -184,40 +173,18 @@ def started(
         clip_actions=run.clip_actions,
         overrides=overrides,
         image_size=image_size,
-        noted=run.noted_env(task),
     )
     with run.platform.simulated_env(simulation) as env:
         obs = env.get_observations()
         if isinstance(run, Run):
-            policy = build_policy(run, device, images_of(obs))
-            _check_observations(policy, obs, simulation.task)
+            check_groups(run, obs, simulation.task)
+            policy = build_policy(run, device, obs)
         else:
             policy = run
             policy.check_observations(obs, simulation.task)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = run.platform.restart(env, seed)
-        yield Start(run, simulation.task, simulation.noted.settings, env, policy, obs)
-
-
-def _check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
-    """Check that a task gives the observation groups that a policy was trained on.
-
-    Raises:
-        ValueError: If a group is missing, or their total width differs.
-    """
-    groups = [*policy.obs_groups, *getattr(policy, "obs_groups_2d", ())]
-    advice = "name the task that it was trained on"
-    if missing := [name for name in groups if name not in obs]:
-        raise ValueError(
-            f"{task} has the observation groups {sorted(map(str, obs.keys()))}, expected {missing}"
-            f" among them, which the policy sees: {advice}."
-        )
-    width = sum(obs[name].shape[-1] for name in policy.obs_groups)
-    if width != policy.obs_dim:
-        raise ValueError(
-            f"{task} has {width} numbers in the observation groups {groups}, expected"
-            f" {policy.obs_dim} as the policy sees: {advice}."
-        )
+        yield Start(run, simulation.task, env, policy, obs)
 
 
 @torch.inference_mode()
@@ -255,21 +222,19 @@ def run_first_episodes(
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     returns = torch.zeros(env.num_envs, device=env.device)
     lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-    step, most_steps = 0, min(max_steps, _longest_episode(env))
-    with Progress("steps of the first episodes", most_steps) as progress:
-        while running.any() and step < max_steps:
-            if watch is not None:
-                watch(step, obs)
-            obs, rewards, dones, extras = env.step(policy(obs))
-            policy.reset((dones != 0).long())
-            if facts is not None:
-                facts.note(extras, running, dones)
-            returns += torch.where(running, rewards, 0.0)
-            step += 1
-            _check_finite(returns, rewards, step)
-            lengths += running
-            running &= dones == 0
-            progress.update(step)
+    step = 0
+    while running.any() and step < max_steps:
+        if watch is not None:
+            watch(step, obs)
+        obs, rewards, dones, extras = env.step(policy(obs))
+        policy.reset((dones != 0).long())
+        if facts is not None:
+            facts.note(extras, running, dones)
+        returns += torch.where(running, rewards, 0.0)
+        step += 1
+        _check_finite(returns, rewards, step)
+        lengths += running
+        running &= dones == 0
     if isinstance(policy, MLPModel):
         policy.reset(hidden_state=memory)
     return returns.cpu(), lengths.cpu(), int(running.sum())

@@ -19,7 +19,6 @@ from torch.nn import functional
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.files import complete, output_path
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
-from rsl_tbptt.tools.progress import track
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -217,8 +216,7 @@ def write(films: Sequence[Film], output: Path) -> None:
         output: GIF or WebP file.
     """
     num_frames = max(len(one.images) for one in films)
-    numbers = track(range(num_frames), "frames")
-    frames = [frame(films, index, num_frames) for index in numbers]
+    frames = [frame(films, index, num_frames) for index in range(num_frames)]
     durations = [round(1000 * films[0].frame_seconds)] * num_frames
     durations[-1] += round(1000 * LAST_SECONDS)
     with complete(output) as unfinished:

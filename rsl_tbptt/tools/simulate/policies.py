@@ -4,7 +4,7 @@ import contextlib
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +16,16 @@ from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.tools.run import Run
 
 MLP_WEIGHT = re.compile(r"mlp\.\d+\.weight")
-Images = Mapping[str, Sequence[int]]
-"""Channels, height and width of image groups."""
 
 
-def build_policy(run: Run, device: str = "cpu", images: Images | None = None) -> MLPModel:
-    """Build the model without an environment: the shapes of its parameters give its sizes.
+def build_policy(run: Run, device: str = "cpu", obs: TensorDict | None = None) -> MLPModel:
+    """Build the trained model, without its runner.
 
     Args:
         run: Result of :func:`rsl_tbptt.tools.run.read_run`.
         device: Device of the model.
-        images: Sizes of the image groups. None takes them from the checkpoint.
+        obs: Observations of its task, batch size (N,). They show the sizes of the groups where the
+            checkpoint does not record them.
 
     Returns:
         The policy in evaluation mode, with empty memory.
@@ -34,65 +33,52 @@ def build_policy(run: Run, device: str = "cpu", images: Images | None = None) ->
     Raises:
         ValueError: If config and parameters are of different models, or sizes are missing.
     """
-    shapes = {**run.shapes, **(images or {})}
-    for name in _encoded(run):
-        if name not in shapes:
-            raise ValueError(
-                f"The size of the images '{name}' is missing, expected channels, height and width"
-                f" as in --image {name}=3x64x64: the checkpoint does not show it."
-            )
+    if missing := [name for name in run.groups if name not in run.shapes and obs is None]:
+        raise ValueError(
+            f"{run.checkpoint} does not record the shapes of {missing}, expected an environment"
+            " that shows them: name its task with --task, or with --env for rsl_rl alone."
+        )
+    num_outputs = _num_outputs(run.state_dict)
+    shown = {
+        name: torch.zeros(1, *run.shapes[name], dtype=run.dtypes[name])
+        if name in run.shapes
+        else obs[name][:1].cpu()
+        for name in run.groups
+    }
     try:
-        policy = _build(run, shapes)
+        model_class, options = _class_of(run.config[run.part])
+        policy = model_class(
+            TensorDict(shown, batch_size=[1]),
+            run.config["obs_groups"],
+            run.part,
+            _num_actions(num_outputs, options),
+            **options,
+        )
         policy.load_state_dict(run.state_dict)
     except Exception as error:  # a class can raise anything if the options are another's
         raise ValueError(f"{run.source}: {error!r}") from error
     return policy.to(device).eval()
 
 
-def _build(run: Run, shapes: Images) -> MLPModel:
-    """Build the model with freshly initialised parameters."""
-    state_dict, (model_class, options) = run.state_dict, _class_of(run.config[run.part])
-    num_actions = _num_actions(_num_outputs(state_dict), options)
-    first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in state_dict else "mlp.0.weight"
-    num_inputs = state_dict[first].shape[1]
-    encoded, shown = _encoded(run), set(run.groups) <= set(shapes)
-    names = [name for name in run.groups if name not in encoded]
-
-    def build(num_obs: int) -> MLPModel:
-        # The model concatenates its groups without images: parameters show only their total width.
-        obs = split_into_groups(names, torch.zeros(1, num_obs))
-        for name in run.groups if shown else encoded:
-            obs[name] = torch.zeros(1, *shapes[name], dtype=run.dtypes.get(name))
-        groups, arguments = run.config["obs_groups"], copy.deepcopy(options)
-        return model_class(obs, groups, run.part, num_actions, **arguments)
-
-    if encoded and not shown:
-        blind: Any = build(len(names))
-        num_inputs -= blind.cnn_latent_dim
-    return build(max(num_inputs, len(names)))
-
-
-def check_images(run: Run, images: Images) -> None:
-    """Check that image sizes given by a user have an effect and agree with the checkpoint.
+def check_groups(run: Run, obs: TensorDict, task: str) -> None:
+    """Check that a task gives the observation groups that a policy was trained on.
 
     Raises:
-        ValueError: If one has no effect or contradicts the checkpoint.
+        ValueError: If a group is missing, or has another shape than the checkpoint records.
     """
-    seen = run.groups if {*run.groups} <= {*images, *run.shapes} else _encoded(run)
-    for name, size in images.items():
-        known = run.shapes.get(name)
-        if name not in seen or (known is not None and [*known] != [*size]):
-            expected = [*known] if known else f"one of {seen}, the image groups that it sees"
-            raise ValueError(
-                f"--image is {name}={'x'.join(map(str, size))}, expected {expected}: it would have"
-                " no effect, or contradict the checkpoint. Leave it out."
-            )
-
-
-def _encoded(run: Run) -> list[str]:
-    """Return the observation groups that have a CNN of their own."""
-    encoders = {key.split(".")[1] for key in run.state_dict if key.startswith("cnns.")}
-    return [name for name in run.groups if name in encoders]
+    advice = "name the task that it was trained on"
+    if missing := [name for name in run.groups if name not in obs]:
+        raise ValueError(
+            f"{task} has the observation groups {sorted(map(str, obs.keys()))}, expected {missing}"
+            f" among them, which the policy sees: {advice}."
+        )
+    found = {name: [*obs[name].shape[1:]] for name in run.groups}
+    expected = {name: [*run.shapes.get(name, found[name])] for name in run.groups}
+    if found != expected:
+        raise ValueError(
+            f"{task} has the observation groups {found}, expected {expected} as the policy sees:"
+            f" {advice}."
+        )
 
 
 def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -136,32 +122,10 @@ def _num_actions(num_outputs: int, options: dict[str, Any]) -> int:
     )
 
 
-def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
-    """Cut observations into groups of arbitrary widths: a policy concatenates them again.
-
-    Args:
-        names: The policy's observation groups without images.
-        obs: Observations. Shape: (N, D), with D at least the number of groups, 0 without any.
-
-    Returns:
-        Observations by group, batch size (N,).
-    """
-    if not names:
-        return TensorDict({}, batch_size=obs.shape[:1])
-    widths = [obs.shape[-1] - len(names) + 1] + [1] * (len(names) - 1)
-    parts = obs.split(widths, dim=-1)
-    return TensorDict(dict(zip(names, parts, strict=True)), batch_size=obs.shape[:1])
-
-
 def groups_of(policy: MLPModel) -> list[str]:
     """Return the names of the observation groups that a policy sees, in its order."""
     images = getattr(policy, "obs_groups_2d", ())
     return [*getattr(policy, "group_shapes", (*policy.obs_groups, *images))]
-
-
-def images_of(obs: TensorDict) -> Images:
-    """Return the sizes of the image groups among observations of batch size (N,)."""
-    return {name: group.shape[1:] for name, group in obs.items() if group.dim() == 4}
 
 
 def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
