@@ -70,10 +70,7 @@ class BufferSize(NamedTuple):
     num_frames: Mapping[str, int]
     """Frames of the past and of the newest rollout, by group."""
 
-    num_bytes: float
-    """Bytes of all columns, including the newest rollout's."""
-
-    made_for: Sequence[float | None] = ()
+    made_for: Sequence[float | None]
     """What it depends on besides the number of new frames: sizes and options."""
 
 
@@ -151,14 +148,14 @@ class Experience:
 
     def _new_buffer(self) -> ReplayBuffer:
         """Allocate the buffer for the rollout's rate of new frames; load the saved sequences."""
-        size = self._size = self.buffer_size(self._taken)
+        size = self._size = self._buffer_size(self._taken)
         buffer = ReplayBuffer(size.capacity, self._taken, self.start_state, size.num_frames)
         if self._saved is not None:
             buffer.load_state_dict(self._saved)
             self._saved = None
         return buffer
 
-    def buffer_size(self, rollout: Rollout) -> BufferSize:
+    def _buffer_size(self, rollout: Rollout) -> BufferSize:
         """Return the size of a buffer of sequences like a rollout's that fits ``buffer_gb``.
 
         There is always room for a newest rollout in which all frames are new. Past sequences are
@@ -169,8 +166,6 @@ class Experience:
             ValueError: If ``buffer_gb`` has no room for a single past sequence.
         """
         options, num_envs = self._options, rollout.num_envs
-        if options.buffer_rollouts == 0:
-            return BufferSize(0, {}, 0.0)
         frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
         num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs
         own, at_most = self._bytes_per_sequence(rollout)
@@ -178,8 +173,9 @@ class Experience:
         made_for = [num_envs, own, at_most, options.buffer_rollouts, options.buffer_gb]
         made_for += [num_trained] if num_trained < num_envs else []
         saved = self._saved or {}
-        if len(saved.get("keys", ())) and saved.get("size", {}).get("made_for") == made_for:
-            return BufferSize(**saved["size"])
+        size = saved.get("size", {})
+        if len(saved.get("keys", ())) and size.get("made_for") == made_for:
+            return BufferSize(size["capacity"], size["num_frames"], made_for)
         per_sequence = self._frames_per_sequence(rollout)
         expected = sum(per_sequence[group] * size for group, size in frames.items())
         capacity, spare = options.buffer_rollouts * num_trained, math.inf
@@ -200,9 +196,7 @@ class Experience:
             + int(min(num_steps * capacity, spare * per_sequence[group] / expected))
             for group in frames
         }
-        taken = sum(num_frames[group] * size for group, size in frames.items())
-        num_bytes = (capacity + num_envs) * own + taken
-        return BufferSize(capacity, num_frames, num_bytes, made_for)
+        return BufferSize(capacity, num_frames, made_for)
 
     def _bytes_per_sequence(self, rollout: Rollout) -> tuple[float, float]:
         """Return the bytes of a sequence without its frames, and those of frames that are new."""
