@@ -16,8 +16,8 @@ from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.curricula import Curricula
 from rsl_tbptt.algorithms.health import finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
-from rsl_tbptt.algorithms.option_checks import positive
-from rsl_tbptt.algorithms.options import ACT_LATER, Options, check_runner_keys
+from rsl_tbptt.algorithms.option_checks import parse_fields, positive
+from rsl_tbptt.algorithms.options import CHANGEABLE, Options, check_runner_keys
 from rsl_tbptt.algorithms.replay import Replay, observed_groups
 from rsl_tbptt.algorithms.step_checks import StepChecks, tensor_groups
 from rsl_tbptt.algorithms.transaction import Transaction
@@ -54,8 +54,31 @@ class Algorithm:
     checkpoint_path: str | None = None
     """Path of the checkpoint that ``load`` is given, if the runner or its config names it."""
 
+    _is_built = False
+    """Whether the constructor has run, after which options in ``CHANGEABLE`` alone may change."""
+
     _started = False
     """Whether training has started; playing a policy needs fewer checks."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. One of ``CHANGEABLE`` acts from the next update on.
+
+        Raises:
+            ValueError: If the value of the option is not valid.
+            AttributeError: If the algorithm was built for the old value of the option.
+        """
+        own = vars(self.options) if self._is_built else {}
+        if name in CHANGEABLE and name in own:
+            parse_fields(type(self.options), {**own, name: value}, type(self).__name__)
+            setattr(self.options, name, value)
+        elif name in own.keys() - {"learning_rate", "optimizer"}:
+            change = ", ".join(each for each in (*CHANGEABLE, "learning_rate") if each in own)
+            raise AttributeError(
+                f"{name} is {value!r}, expected {own[name]!r}, for which the algorithm was built:"
+                " set it in the config and continue from a checkpoint. During a training you can"
+                f" change {change}."
+            )
+        super().__setattr__(name, value)
 
     @property
     def last_update(self) -> int | None:
@@ -70,7 +93,7 @@ class Algorithm:
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         positive()("learning_rate", rate)
-        if self.options.are_in_use() and self.last_update is not None:
+        if self._is_built and self.last_update is not None:
             raise AttributeError(
                 f"learning_rate is {rate}, expected {self.learning_rate} with learning_rate_updates"
                 f" {self.options.learning_rate_updates!r}, which sets it in each update: set that"
@@ -151,7 +174,7 @@ class Algorithm:
         """
         self.rate.fill_(self.learning_rate)
         modules = self.transaction.modules
-        values = [getattr(self.options, name, None) for name in sorted(ACT_LATER)]
+        values = [getattr(self.options, name, None) for name in CHANGEABLE]
         own = [group["lr"] for each in self._optimizers()[1:] for group in each.param_groups]
         self.recorder.follow(
             [

@@ -14,12 +14,7 @@ from rsl_tbptt.algorithms.behavior_losses import BUFFER
 from rsl_tbptt.algorithms.distillation_rollouts import DistillationRollouts
 from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.optimizers import set_rate, step_at, update_normalization
-from rsl_tbptt.algorithms.option_checks import takes
-from rsl_tbptt.algorithms.options import (
-    DistillationArguments,
-    DistillationOptions,
-    has_attributes_of,
-)
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import set_state
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
@@ -33,7 +28,6 @@ LAST_SHARE = 0.03
 """Share of the learning rate left at the end, so that a longer training continues to learn."""
 
 
-@has_attributes_of(DistillationOptions)
 class TbpttDistillation(DistillationRollouts):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
@@ -44,7 +38,6 @@ class TbpttDistillation(DistillationRollouts):
     environments (DAgger); the student runs forward in all of them.
     """
 
-    @takes(DistillationArguments)
     def __init__(
         self,
         student: MLPModel,
@@ -90,12 +83,13 @@ class TbpttDistillation(DistillationRollouts):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
+        self.gradient_length = self.options.gradient_length
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
         check_types(models, storage.observations)
         self._prepare_surroundings()
         self._prepare_updates()
-        self.options.use()
+        self._is_built = True
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:

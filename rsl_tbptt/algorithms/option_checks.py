@@ -1,17 +1,15 @@
-"""Checks of options: rules in the types of a dataclass's fields, and signatures made of them."""
+"""Checks of options: rules in the types of a dataclass's fields."""
 
 import difflib
-import inspect
 import math
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -167,28 +165,3 @@ def warn_all(messages: Iterable[str]) -> None:
 def is_finite(value: object) -> bool:
     """Return whether ``value`` is a number other than NaN and inf."""
     return isinstance(value, Real) and math.isfinite(value)
-
-
-def takes(
-    arguments: Callable[P, object],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a constructor the signature of a dataclass; its body stays as it is written.
-
-    Args:
-        arguments: The dataclass. Its fields become the parameters, with types and defaults.
-
-    Returns:
-        A decorator of ``__init__``.
-    """
-    parameters = inspect.signature(arguments).parameters.items()
-    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-    def declare(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        # Without the checks that the types carry; names of rsl_rl are those of the constructor.
-        types = typing.get_type_hints(arguments, localns=constructor.__globals__)
-        typed = [parameter.replace(annotation=types[name]) for name, parameter in parameters]
-        signature = inspect.Signature([self, *typed], return_annotation=None)
-        vars(constructor)["__signature__"] = signature
-        return constructor
-
-    return declare

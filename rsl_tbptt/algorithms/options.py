@@ -1,14 +1,11 @@
 """The options of both algorithms: their own, and the groups that extensions declare."""
 
-import dataclasses
 import difflib
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
-
-from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuningOptions
 from rsl_tbptt.algorithms.extensions.heads import HeadsOptions
@@ -17,7 +14,6 @@ from rsl_tbptt.algorithms.extensions.teachers import TeacherOptions
 from rsl_tbptt.algorithms.extensions.weight_average import AverageOptions
 from rsl_tbptt.algorithms.option_checks import (
     Rule,
-    T,
     between,
     count,
     parse_fields,
@@ -25,7 +21,6 @@ from rsl_tbptt.algorithms.option_checks import (
     warn_all,
 )
 from rsl_tbptt.algorithms.replay import ReplayOptions
-from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.windows import Tail
 
 
@@ -59,14 +54,8 @@ ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
-ACT_LATER = frozenset(
-    {
-        *("clip_param", "clip_param_high", "desired_kl", "entropy_coef"),
-        *("gamma", "lam", "max_grad_norm", "num_learning_epochs", "schedule"),
-        *("use_clipped_value_loss", "value_loss_coef"),
-    }
-)
-"""Options that every update reads anew, so that they can change during a training."""
+CHANGEABLE = ("clip_param", "entropy_coef", "gamma", "lam", "max_grad_norm")
+"""Options that may change during a training, besides ``learning_rate``."""
 
 ALGORITHMS = {"DistillationOptions": "TbpttDistillation", "PpoOptions": "TbpttPPO"}
 """The algorithm of each class of options; ``configclass`` makes fields of class variables."""
@@ -111,33 +100,6 @@ class Options(HeadsOptions, ReplayOptions):
 
     Resuming continues them.
     """
-
-    def are_in_use(self) -> bool:
-        """Return whether an algorithm was built for these values."""
-        return "_in_use" in vars(self)
-
-    def use(self) -> None:
-        """From now on accept only changes that act from the next update on."""
-        vars(self)["_in_use"] = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an option.
-
-        Raises:
-            ValueError: If the options are in use, and none has this name or the value is not valid.
-            AttributeError: If the algorithm was built for the old value.
-        """
-        if self.are_in_use():
-            values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-            self.parse({**values, name: value})
-            if name not in ACT_LATER and value != values[name]:
-                change = [*sorted(ACT_LATER & values.keys()), "the algorithm's learning_rate"]
-                raise AttributeError(
-                    f"{name} is {value!r}, expected {values[name]!r}, for which the algorithm was"
-                    " built: set it in the config and continue from a checkpoint. During a training"
-                    f" you can change {', '.join(change)}."
-                )
-        super().__setattr__(name, value)
 
     @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
@@ -434,39 +396,6 @@ class PpoOptions(FineTuningOptions, Options):
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
 
 
-def _option(name: str) -> property:
-    """Make an attribute of an algorithm that is the option of the same name."""
-
-    def assign(algorithm: Any, value: Any) -> None:
-        # Before, rsl_rl's constructor assigns values that it was given from the options.
-        if algorithm.options.are_in_use():
-            setattr(algorithm.options, name, value)
-
-    return property(lambda algorithm: getattr(algorithm.options, name), assign)
-
-
-def has_attributes_of(options: type[Options]) -> Callable[[type[T]], type[T]]:
-    """Give an algorithm's class an attribute for each option, as rsl_rl's algorithms have them.
-
-    Assigning one acts from the next update on or raises; see ``Options.__setattr__``.
-
-    Args:
-        options: The class of its ``options``.
-
-    Returns:
-        A decorator of the class.
-    """
-    # The optimiser's attribute is the optimiser itself, which has the learning rate.
-    names = {field.name for field in dataclasses.fields(options)} - {"optimizer", "learning_rate"}
-
-    def declare(algorithm: type[T]) -> type[T]:
-        for name in names:
-            setattr(algorithm, name, _option(name))
-        return algorithm
-
-    return declare
-
-
 RUNNER_KEYS = """
     actor algorithm check_for_nan clip_actions class_name critic device empirical_normalization
     experiment_name init_at_random_ep_len keep_best keep_last load_checkpoint
@@ -491,48 +420,3 @@ def check_runner_keys(train_cfg: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.85)
         if near and key not in known:
             raise ValueError(f"Unknown key '{key}' of the runner: did you mean '{near[0]}'?")
-
-
-@dataclass(kw_only=True)
-class RunnerArguments:
-    """Arguments that rsl_rl gives every algorithm in addition to models, storage and options."""
-
-    device: str = "cpu"
-    """Device of the update."""
-
-    multi_gpu_cfg: dict[str, Any] | None = None
-    """rsl_rl's description of the processes, or None for one process."""
-
-    rnd_cfg: dict[str, Any] | None = None
-    """rsl_rl's config of random network distillation, or None; always None in distillation."""
-
-    symmetry_cfg: dict[str, Any] | None = None
-    """rsl_rl's config of symmetries, or None."""
-
-
-@dataclass
-class DistillationArguments(RunnerArguments, DistillationOptions):
-    """Models and storage come first; everything else is passed by name."""
-
-    student: MLPModel
-    """Model to train."""
-
-    teacher: MLPModel
-    """Model to imitate."""
-
-    storage: RolloutStorage
-    """rsl_rl's storage of the rollout."""
-
-
-@dataclass
-class PpoArguments(RunnerArguments, PpoOptions):
-    """Models and storage come first; everything else is passed by name."""
-
-    actor: MLPModel
-    """Policy with a distribution."""
-
-    critic: MLPModel
-    """Value function."""
-
-    storage: RolloutStorage
-    """rsl_rl's storage of the rollout."""

@@ -12,8 +12,7 @@ from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.health import explained_variance
 from rsl_tbptt.algorithms.optimizers import follow_kl, set_rate, step_at, update_normalization
-from rsl_tbptt.algorithms.option_checks import takes
-from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, has_attributes_of
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.ppo_rollouts import PpoRollouts
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
@@ -21,7 +20,6 @@ from rsl_tbptt.compat.versions import PPO, UPDATE_NORMALIZES, MLPModel, clip_gra
 from rsl_tbptt.core.distributed import Ranks
 
 
-@has_attributes_of(PpoOptions)
 class TbpttPPO(PpoRollouts):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
@@ -31,7 +29,6 @@ class TbpttPPO(PpoRollouts):
     windows' gradients add up to one optimiser step. Feed-forward models see single steps.
     """
 
-    @takes(PpoArguments)
     def __init__(
         self,
         actor: MLPModel,
@@ -89,7 +86,7 @@ class TbpttPPO(PpoRollouts):
         check_types(self._models, storage.observations)
         self._prepare_surroundings()
         self._prepare_updates()
-        self.options.use()
+        self._is_built = True
 
     @whole_or_nothing
     def update(self) -> dict[str, torch.Tensor]:

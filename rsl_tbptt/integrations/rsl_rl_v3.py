@@ -90,7 +90,7 @@ class _OfPolicy:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an option of the algorithm, which acts or raises there; or an attribute here."""
-        if hasattr(getattr(type(self.algorithm), name, None), "__set__"):
+        if self.algorithm is not None and name in vars(self.algorithm.options):
             setattr(self.algorithm, name, value)
         else:
             super().__setattr__(name, value)

@@ -47,21 +47,6 @@ class OwnForward(RNNModel):
 
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
-CHANGES: dict[str, Any] = {
-    "clip_param": 0.2,
-    "clip_param_high": 0.2,
-    "desired_kl": 1e-4,
-    "entropy_coef": 0.5,
-    "gamma": 0.5,
-    "lam": 0.5,
-    "learning_rate": 2e-3,
-    "max_grad_norm": 0.01,
-    "num_learning_epochs": 3,
-    "schedule": "fixed",
-    "use_clipped_value_loss": False,
-    "value_loss_coef": 0.1,
-}
-"""Other values of PPO's options that a user may change between updates."""
 
 
 def make_obs(
