@@ -20,6 +20,7 @@ TASKS = {
 HEADLESS = {"CUDA_VISIBLE_DEVICES": "", "MUJOCO_GL": "disable", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.long
 @pytest.mark.isaaclab
 @pytest.mark.parametrize("task", TASKS)
 def test_a_camera_shows_robots_that_move_and_changes_nothing_else(request, tmp_path, task):

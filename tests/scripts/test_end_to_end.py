@@ -1,6 +1,7 @@
 """The whole pipeline with Isaac Lab's own commands and real physics, as small as possible."""
 
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -94,12 +95,8 @@ def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
     words = ["memory", str(student), "--num-envs", "16", "--steps", "60"]
     status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", words)
     assert status == 0, printed
-    found = json.loads((student.parent / "memory.json").read_text())
-    assert (found["task"], found["gradient_length"]) == ("Tbptt-Cartpole-Occluded", 16)
-    assert [*found["groups"]] == ["policy"]
-    assert 31 <= len(found["influence"]) <= 60
-    assert max(found["influence"]) > 0
-    assert found["units"] == 64
+    assert re.search(r"^ +lag +policy\n +0 +\d+\.\d{3}\n +1 ", printed, re.MULTILINE)
+    assert re.search(r"The (policy looks back \d+ steps|memory is not used)", printed)
 
 
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):

@@ -38,7 +38,8 @@ def plays(agent, run_name):
 def tool(name, *extra):
     """Return a command of this package on the student with images."""
     checkpoint = f"logs/rsl_rl/{CAMERA}/*_student/model_1.pt"
-    return Command(["rsl-tbptt", name, "--checkpoint", checkpoint, *extra], {})
+    where = ["--task", "Tbptt-Cartpole-Camera-Student", "--checkpoint", checkpoint]
+    return Command(["rsl-tbptt", name, *where, *extra], {})
 
 
 needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(

@@ -58,7 +58,7 @@ def test_a_named_teacher_and_a_student_for_ppo_are_read(runs, tmp_path):
 
 COMMANDS = {
     "evaluate": ["evaluate", "--checkpoint", "FILE", *ENV, "--episodes", "4", "--output", "e.json"],
-    "memory": ["memory", "FILE", *ENV, "--num-envs", "8", "--output", "m.json"],
+    "memory": ["memory", "FILE", *ENV, "--num-envs", "8"],
     "export": ["export", "--checkpoint", "FILE", *ENV, "--steps", "5", "--output", "bundle"],
     "latest": ["latest", "RUN"],
     "doctor": ["doctor", "RUN"],
