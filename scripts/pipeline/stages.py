@@ -176,12 +176,12 @@ def _video(experiment: Experiment, device: str) -> Stage:
 def _memory(experiment: Experiment, device: str) -> Stage:
     """Return the measurement of the memory of the policy that is exported."""
     name = experiment.export.policy
-    options = {"device": device, "task": _task(experiment, name)}
-    options["overrides"] = _task_overrides(experiment, name)
+    where = {"device": device, "task": _task(experiment, name)}
+    overrides = _task_overrides(experiment, name)
     return Stage(
         name="memory",
         needs=(name,),
-        command=lambda outputs: _tool("memory", outputs[name], **options),
+        command=lambda outputs: _tool("memory", outputs[name], **where, overrides=overrides),
         output="stages/memory.log",
     )
 

@@ -119,7 +119,7 @@ def override(env_cfg: Any, word: str) -> None:
     first, *keys = name.split(".")
     if first != "env" or not keys or "=" not in word:
         raise ValueError(f"The override is {word!r}, expected env.NAME=VALUE.")
-    place, known = env_cfg, "env"
+    place, settings, known = env_cfg, {}, "env"
     for key in keys:
         settings = place if isinstance(place, dict) else getattr(place, "__dict__", {})
         if key not in settings:
@@ -128,8 +128,8 @@ def override(env_cfg: Any, word: str) -> None:
                 f"The override is {word!r}, and {known} has no {key!r}, expected a name such as"
                 f" {near}."
             )
-        above, place, known = settings, settings[key], f"{known}.{key}"
-    above[keys[-1]] = _as_type_of(place, text, word)
+        place, known = settings[key], f"{known}.{key}"
+    settings[keys[-1]] = _as_type_of(place, text, word)
 
 
 def _as_type_of(old: Any, text: str, word: str) -> Any:

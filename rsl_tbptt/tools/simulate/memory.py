@@ -54,7 +54,8 @@ def measure(
     Raises:
         ValueError: If there are too few steps or environments, or an action is not finite.
     """
-    _check_enough(*episode_starts.shape)
+    num_steps, num_envs = episode_starts.shape
+    _check_enough(num_steps, num_envs)
     generator = torch.Generator().manual_seed(seed)
     actions = _replay(policy, obs, episode_starts)
     if not actions.isfinite().all():
@@ -63,8 +64,8 @@ def measure(
     spread = actions.flatten(0, 1).var(0).mean().sqrt().clamp(min=FLATTEST)
     influences = {}
     for group in map(str, obs.keys()):
-        by_lag = torch.zeros(2, len(actions), device=actions.device)
-        for first in _changed_steps(*episode_starts.shape, generator).to(actions.device):
+        by_lag = torch.zeros(2, num_steps, device=actions.device)
+        for first in _changed_steps(num_steps, num_envs, generator).to(actions.device):
             changed = _exchanged(obs, group, first, generator)
             squares = (_replay(policy, changed, episode_starts) - actions).square().mean(-1)
             by_lag += _sum_by_lag(squares / spread.square(), first, episode_starts)

@@ -33,7 +33,8 @@ def build_policy(run: Run, device: str = "cpu", obs: TensorDict | None = None) -
     Raises:
         ValueError: If config and parameters are of different models, or sizes are missing.
     """
-    if missing := [name for name in run.groups if name not in run.shapes and obs is None]:
+    seen = TensorDict({}) if obs is None else obs[:1].cpu()
+    if missing := [name for name in run.groups if name not in run.shapes and name not in seen]:
         raise ValueError(
             f"{run.checkpoint} does not record the shapes of {missing}, expected an environment"
             " that shows them: name its task with --task, or with --env for rsl_rl alone."
@@ -42,7 +43,7 @@ def build_policy(run: Run, device: str = "cpu", obs: TensorDict | None = None) -
     shown = {
         name: torch.zeros(1, *run.shapes[name], dtype=run.dtypes[name])
         if name in run.shapes
-        else obs[name][:1].cpu()
+        else seen[name]
         for name in run.groups
     }
     try:
