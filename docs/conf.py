@@ -50,7 +50,6 @@ extensions = [
     "sphinx_design",
     "scripts.docs_site",
 ]
-exclude_patterns = ["my_task"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 

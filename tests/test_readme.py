@@ -37,9 +37,9 @@ def test_installations_on_the_pages_work_in_their_folder():
     folders = {target for target in targets if re.match("-e|[.]", target)}
     platforms = ("isaaclab", "isaaclab2", "mjlab")
     extras_alone = {*(f".[{name},tools]" for name in platforms), ".[tools]", ".[deploy]"}
-    assert folders == extras_alone | {"-e .", "-e docs/my_task"}
+    assert folders == extras_alone | {"-e .", "-e examples/task_isaaclab"}
     assert {name for found in folders for name in re.findall("\\w+(?=[],])", found)} <= {*extras}
-    assert (ROOT / "docs/my_task/pyproject.toml").is_file()
+    assert (ROOT / "examples/task_isaaclab/pyproject.toml").is_file()
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])

@@ -54,7 +54,7 @@ def test_the_options_on_the_pages_are_valid():
 
 def test_the_heads_on_the_page_are_valid_and_its_table_is_complete():
     heads = parse_heads(code_of("howto/auxiliary_heads.md", "auxiliary =")["auxiliary"])
-    assert set(heads) == {"velocity", "contact", "soon", "latent"}
+    assert set(heads) == {"velocity", "contact"}
     table = (DOCS / "howto" / "auxiliary_heads.md").read_text()
     keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert keys == [field.name for field in dataclasses.fields(HeadOptions)]

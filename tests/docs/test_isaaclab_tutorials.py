@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
-from support.isaaclab_page import DOCS, MY_TASK
+from support.isaaclab_page import EXAMPLE, MY_TASK
 from support.tutorial_pages import arguments, follow, rsl_tbptt
 
 from scripts.notebooks import ROOT
@@ -39,8 +39,8 @@ def follow_in(isaaclab, folder, name, quoted, train=(), overrides=()):
 def task(isaaclab, tmp_path_factory):
     """The folder in which isaaclab_task.md was followed."""
     folder = tmp_path_factory.mktemp("task")
-    isaaclab.call(f"{MY_TASK}:install", str(DOCS / "my_task"))
-    package = [path for path in (DOCS / "my_task").rglob("*") if path.suffix in (".py", ".toml")]
+    isaaclab.call(f"{MY_TASK}:install", str(EXAMPLE))
+    package = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
     follow_in(isaaclab, folder, "isaaclab_task.md", package, ["--num_envs", "32"])
     return folder
 

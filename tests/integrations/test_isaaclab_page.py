@@ -11,7 +11,7 @@ pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 import onnxruntime
 import torch
 from isaaclab.utils import to_dict
-from support.isaaclab_page import DOCS, NEEDS_GPUS, PAGE, commands
+from support.isaaclab_page import EXAMPLE, NEEDS_GPUS, PAGE, commands
 from torch import nn
 
 from rsl_tbptt.files import read_config
@@ -119,7 +119,7 @@ def test_configs_of_the_page_build_and_are_those_of_your_task(name):
         assert f"takes {number} optimiser steps per iteration" in PAGE
     assert "MISSING" not in str(to_dict(cfg))
     (block,) = [block for block in blocks if f"class {name}" in block]
-    assert block.split("\n\n\n")[1] in (DOCS / "my_task" / "my_task" / "agents.py").read_text()
+    assert block.split("\n\n\n")[1] in (EXAMPLE / "my_task" / "agents.py").read_text()
 
 
 def test_several_gpus_are_processes_of_torchrun(isaaclab):

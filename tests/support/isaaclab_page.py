@@ -11,8 +11,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "howto" / "isaaclab.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "howto" / "isaaclab.md").read_text()
+EXAMPLE = ROOT / "examples" / "task_isaaclab"
 NEEDS_GPUS = "needs GPUs"
 PLACEHOLDERS = {
     "TEACHER": "the teacher",
@@ -91,7 +92,7 @@ class Page:
         if "Velocity" in shlex.join(words) or "Isaac-Cartpole-Camera" in words:
             self._isaaclab.call(f"{STAND_INS}:write_asset_root")
         if "my_task" in words:
-            self._isaaclab.call(f"{MY_TASK}:install", str(DOCS / "my_task"))
+            self._isaaclab.call(f"{MY_TASK}:install", str(EXAMPLE))
         action, *arguments = map(self._fill_in, words)
         robots = SMALL_ROBOTS if "Velocity" in shlex.join(words) else []
         folder = self._folder / str(len(list(self._folder.iterdir())))

@@ -1,4 +1,4 @@
-"""Build a package such as docs/my_task and install it for :mod:`isaaclab_process` as pip would."""
+"""Build and install a package such as examples/task_isaaclab for :mod:`isaaclab_process`."""
 
 import importlib.util
 import os
