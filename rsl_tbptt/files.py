@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,31 +53,6 @@ def complete(path: Path) -> Iterator[Path]:
         raise OSError(*_named(error, unfinished, path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def complete_folder(path: Path) -> Iterator[Path]:
-    """Give a folder to write into; it becomes ``path`` if nothing failed, and is deleted otherwise.
-
-    Args:
-        path: The folder, which does not exist; its parent is created.
-
-    Yields:
-        A temporary folder next to it.
-
-    Raises:
-        OSError: If it cannot be written, with the path.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        unfinished.rename(path)
-    except OSError as error:
-        raise OSError(*_named(error, unfinished, path)) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _named(error: OSError, unfinished: Path, path: Path) -> tuple[Any, ...]:
@@ -127,41 +102,11 @@ def write_json(path: Path, value: Any) -> None:
         unfinished.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def read_yaml(
-    text: str, sequence: type = tuple, other: Callable[[Any], Any] = lambda _: None
-) -> Any:
-    """Read YAML of Isaac Lab and mjlab without running code that it may contain.
+def read_config(file: Path) -> dict[str, Any]:
+    """Read a config of Isaac Lab or mjlab without running code that it may contain.
 
     Args:
-        text: The YAML. Reading it needs pyyaml, which both programs install.
-        sequence: Type that Python's tuples are read as, ``tuple`` or ``list``.
-        other: Maps the nodes of other Python objects to the values that replace them.
-
-    Returns:
-        The value.
-
-    Raises:
-        yaml.YAMLError: If the text is not YAML.
-    """
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Accepts Python's tags, which safe YAML refuses."""
-
-    def read_tuple(loader: yaml.SafeLoader, node: Any) -> Any:
-        return sequence(loader.construct_sequence(node, deep=True))
-
-    Loader.add_constructor("tag:yaml.org,2002:python/tuple", read_tuple)
-    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *a: other(a[-1]))
-    return yaml.load(text, Loader)
-
-
-def read_config(file: Path, **options: Any) -> dict[str, Any]:
-    """Read a config from a YAML file, without running code that it may contain.
-
-    Args:
-        file: The file.
-        options: See :func:`read_yaml`.
+        file: The YAML file. Tuples are read as such, other Python objects as None.
 
     Returns:
         The config.
@@ -171,38 +116,22 @@ def read_config(file: Path, **options: Any) -> dict[str, Any]:
     """
     import yaml  # reading checkpoints alone does not need it
 
+    class Loader(yaml.SafeLoader):
+        """Accepts Python's tags, which safe YAML refuses."""
+
+    def read_tuple(loader: yaml.SafeLoader, node: Any) -> Any:
+        return tuple(loader.construct_sequence(node, deep=True))
+
+    Loader.add_constructor("tag:yaml.org,2002:python/tuple", read_tuple)
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
     try:
-        config = read_yaml(file.read_text(encoding="utf-8"), **options)
+        config = yaml.load(file.read_text(encoding="utf-8"), Loader)
         json.dumps(config, default=str, skipkeys=True)  # fails for YAML that contains itself
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"The config '{file}' cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"The config '{file}' holds {config!r}, expected a mapping of options.")
     return config
-
-
-def entry(config: Mapping[str, Any], place: str, kind: type, file: Path) -> Any:
-    """Return a value of a config that was read from a file.
-
-    Args:
-        config: The config.
-        place: Its keys from the outside in, with dots between them.
-        kind: Its type.
-        file: The file, for the message.
-
-    Returns:
-        The value; None if it, or a section around it, is missing.
-
-    Raises:
-        ValueError: If it is of another type.
-    """
-    *sections, name = place.split(".")
-    for section in sections:
-        config = entry(config, section, dict, file) or {}
-    value = config.get(name)
-    if value is not None and type(value) is not kind:
-        raise ValueError(f"{place} is {value!r} in {file}, expected {kind.__name__}.")
-    return value
 
 
 def output_path(

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rsl_tbptt.files import complete, entry, output_path, read_config, write_json
+from rsl_tbptt.files import complete, output_path, read_config, write_json
 
 
 def test_json_is_complete_or_as_before(tmp_path):
@@ -134,16 +134,6 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"a\.yaml' cannot be read"):
         read_config(tmp_path / "a.yaml")
-
-
-def test_an_entry_has_its_type(tmp_path):
-    config = {"scene": {"num_envs": 3, "seed": True}, "sim": [1]}
-    assert entry(config, "scene.num_envs", int, tmp_path) == 3
-    assert entry(config, "scene.other", int, tmp_path) is None
-    assert entry(config, "other.num_envs", int, tmp_path) is None
-    for place, found in (("scene.seed", "True"), ("scene", "{"), ("sim.dt", r"\[1\]")):
-        with pytest.raises(ValueError, match=rf"is {found}.* in .*, expected "):
-            entry(config, place, int, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["folder", "evaluation.json"])
