@@ -1,6 +1,7 @@
 """Cases for scans, and an engine's results for them."""
 
 import functools
+import math
 
 import torch
 from hypothesis import strategies as st
@@ -97,3 +98,14 @@ def run_in_memory(case, lie, layouts_of_grads, engine):
     roots, grads = zip(*pairs, strict=True)
     leaves += rnn.parameters()
     return [*results, *torch.autograd.grad(roots, leaves, grads, materialize_grads=True)]
+
+
+def check_tanh(tanh_of, tolerance, num, device="cpu", dtype=torch.float32):
+    """Check a tanh over all sizes of numbers by its relative error, and NaN, inf and 0 exactly."""
+    sizes = torch.logspace(-30, 30, num, base=2.0, dtype=torch.float64)
+    x = torch.cat((sizes, -sizes, torch.linspace(-10.0, 10.0, num))).to(device, dtype)
+    want = x.double().tanh()
+    error = (tanh_of(x).double() - want) / want.abs().clamp(min=1e-30)
+    assert error.abs().max() < tolerance
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 0.0], device=device, dtype=dtype)
+    torch.testing.assert_close(tanh_of(odd), odd.tanh(), equal_nan=True, rtol=0, atol=0)

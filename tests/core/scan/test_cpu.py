@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from support.peak_memory import PeakMemory
+from support.scan_cases import check_tanh
 from torch import nn
 
 from rsl_tbptt.core import scan
@@ -49,12 +50,7 @@ def tanh_of(x):
 
 
 def test_tanh_is_right_to_the_last_digits_over_all_sizes():
-    sizes = torch.logspace(-30, 30, 200_001, base=2.0)
-    x = torch.cat((sizes, -sizes, torch.linspace(-10.0, 10.0, 200_001)))
-    error = (tanh_of(x) - x.double().tanh()) / x.double().tanh().abs().clamp(min=1e-30)
-    assert error.abs().max() < 2 * EPSILON
-    odd = torch.tensor([math.nan, math.inf, -math.inf, 0.0])
-    torch.testing.assert_close(tanh_of(odd), odd.tanh(), equal_nan=True, rtol=0, atol=0)
+    check_tanh(tanh_of, 2 * EPSILON, num=200_001)
 
 
 def test_operands_are_rounded_as_torch_rounds():
@@ -97,8 +93,9 @@ def test_threads_change_nothing(engine, cell):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def scan_once(engine):
-    return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
+def scan_once(engine, dtype=torch.float32):
+    inputs = torch.zeros(1, 4, 2, dtype=dtype)
+    recurrent_scan(nn.LSTM(2, 3).to(dtype), inputs, None, torch.ones(1, 4) > 0, engine)
 
 
 def test_the_compiler_may_have_options_and_a_launcher(compile_with):
@@ -114,14 +111,13 @@ def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
 
 
 def test_other_half_precision_is_left_to_the_reference():
-    rnn, x = nn.LSTM(2, 3).bfloat16(), torch.zeros(1, 4, 2).bfloat16()
     with pytest.raises(NotImplementedError, match="'compiled' has no"):
-        recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0, "compiled")
+        scan_once("compiled", torch.bfloat16)
     with pytest.warns(UserWarning, match="takes 'reference'"):
-        recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0)
+        scan_once("auto", torch.bfloat16)
 
 
-T, N, D, H = 5, 6, 3, 4
+T, N, D, H = 5, 64, 3, 4
 
 
 @pytest.fixture(params=["torch", "MKL", "oneDNN"])
@@ -132,11 +128,15 @@ def library(request, monkeypatch):
     monkeypatch.setattr(products, "library_for", lambda *_: request.param)
 
 
-def gradients(rnn, engine, num_envs=N):
+def window(num_envs=N):
+    """Return inputs, no state, and episode starts."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(T, num_envs, D, generator=generator).to(rnn.weight_ih_l0.dtype)
-    starts = torch.rand(T, num_envs, generator=generator) < 0.3
-    outputs, _ = recurrent_scan(rnn, inputs, None, starts, engine)
+    inputs = torch.randn(T, num_envs, D, generator=generator)
+    return inputs, None, torch.rand(T, num_envs, generator=generator) < 0.3
+
+
+def gradients(rnn, engine, num_envs=N):
+    outputs, _ = recurrent_scan(rnn, *window(num_envs), engine)
     return torch.autograd.grad(outputs.square().sum(), list(rnn.parameters()))
 
 
@@ -216,7 +216,8 @@ def test_onednn_multiplies_large_float32_matrices_on_processors_of_amd(monkeypat
     assert products.library_for(torch.float32, 2**20) == "torch"
 
 
-FLOAT, M = torch.float32, 64
+BYTES_OF_GATES = T * N * 4 * H * 4
+"""Bytes of a window's float32 gates: what every cell keeps at least."""
 
 
 @pytest.fixture(autouse=True)
@@ -226,44 +227,29 @@ def _no_free_buffers():
     free_buffers()
 
 
-def inputs(seed=0):
-    return torch.randn(T, M, D, generator=torch.Generator().manual_seed(seed))
-
-
-def starts():
-    return torch.rand(T, M, generator=torch.Generator().manual_seed(2)) < 0.3
-
-
-def gradient(rnn, x, engine):
-    """Return the gradient of the weights for one scan that runs alone."""
-    outputs, _ = recurrent_scan(rnn, x, None, starts(), engine)
-    return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
-
-
 def test_the_next_window_takes_the_buffers_of_the_last(engine, cell):
     rnn = CELLS[cell](D, H)
     peaks = []
     for _ in range(3):
         with PeakMemory() as memory:
-            gradient(rnn, inputs(), engine)
+            gradients(rnn, engine)
         peaks.append(memory.peak)
     assert peaks[1] == peaks[2]
-    assert peaks[0] - peaks[1] >= T * M * 4 * H * FLOAT.itemsize  # the gates, at least
+    assert peaks[0] - peaks[1] >= BYTES_OF_GATES
 
 
 def test_buffers_are_free_after_the_backward_pass_though_its_results_live(engine, cell):
     rnn = CELLS[cell](D, H)
-    outputs, _ = recurrent_scan(rnn, inputs(), None, starts(), engine)
-    loss = outputs.square().sum()
-    loss.backward()
+    outputs, _ = recurrent_scan(rnn, *window(), engine)
+    outputs.square().sum().backward()
     with PeakMemory() as memory:
-        recurrent_scan(rnn, inputs(), None, starts(), engine)
-    assert memory.peak < T * M * 4 * H * FLOAT.itemsize
+        recurrent_scan(rnn, *window(), engine)
+    assert memory.peak < BYTES_OF_GATES
     assert outputs.grad_fn is not None
 
 
 def test_a_buffer_of_inference_mode_is_not_kept(engine, cell):
     rnn = CELLS[cell](D, H)
     with torch.inference_mode():
-        recurrent_scan(rnn, inputs(), None, starts(), engine)
-    assert all(torch.isfinite(g).all() for g in gradient(rnn, inputs(), engine))
+        recurrent_scan(rnn, *window(), engine)
+    assert all(torch.isfinite(g).all() for g in gradients(rnn, engine))
