@@ -90,7 +90,7 @@ def test_tasks_are_registered_in_any_order_of_imports(module, tmp_path):
         check=False,
     )
     assert "Failed to load" not in result.stderr, result.stderr
-    assert {"Tbptt-Cartpole-Occluded-Student", "My-Task-Student"} <= set(result.stdout.split())
+    assert {"Tbptt-Cartpole-Occluded-Student", "my_task-Student"} <= set(result.stdout.split())
 
 
 def test_options_that_a_model_does_not_have_are_left_out():

@@ -72,7 +72,6 @@ def write_teacher(path: Path, model: dict[str, Any]) -> None:
 
 
 TEACHERS = {
-    "RmaStudentCfg": {"teacher/model_1499.pt": lambda cfg: cfg["teacher"]},
     "TwistStudentCfg": {"teacher/model_1499.pt": lambda cfg: cfg["algorithm"]["teacher_cfg"]},
     "StackStudentCfg": {"teacher/model_1499.pt": lambda cfg: cfg["teacher"]},
     "TwoExpertsCfg": {
@@ -81,7 +80,6 @@ TEACHERS = {
     },
 }
 REPORTED = {
-    "RmaStudentCfg": {"behavior", "auxiliary/extrinsics"},
     "TwistStudentCfg": {"surrogate", "teacher", "teacher_coef"},
     "StackStudentCfg": {"behavior", "auxiliary/object"},
     "TwoExpertsCfg": {"behavior"},

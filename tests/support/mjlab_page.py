@@ -1,10 +1,11 @@
 """docs/howto/mjlab.md as a reader follows it, then the trainings of studies/mjlab.md and go1.md.
 
-From the first page: its files, its package and its commands, in the page's order.
+From the first page: the package that it copies and its commands, in the page's order.
 """
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -75,12 +76,8 @@ def runs() -> dict[str, Command]:
 
 
 def build_package(folder: Path) -> Path:
-    """Write the page's files and build the wheel of its package, from which it can be imported."""
-    folder.mkdir()
-    for language, text in BLOCKS:
-        if language != "bash":
-            with (folder / re.findall(r"\A# ([\w.]+)", text)[0]).open("a") as file:
-                file.write(text)
+    """Build the wheel of the package that the page copies, from which it can be imported."""
+    shutil.copytree(DOCS.parent / "examples" / "task_mjlab", folder)
     code = "from setuptools import build_meta; build_meta.build_wheel('.')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")

@@ -1,4 +1,4 @@
-"""Run docs/howto/mjlab.md from its first to its last line: its package and its commands.
+"""Run docs/howto/mjlab.md from its first to its last line: the package to copy and its commands.
 
 The commands are mjlab's own train and play, shortened.
 """
@@ -170,7 +170,7 @@ def test_a_student_with_images_is_evaluated_and_exported(folder, outputs):
     exported = json.loads(file.read_text())
     assert max(exported["max_difference"].values()) < 1e-4
     task = "Tbptt-Cartpole-Camera-Student"
-    assert exported["simulation"] == {"platform": "mjlab", "task": task, "settings": {}}
+    assert exported["simulation"] == {"platform": "mjlab", "task": task}
 
 
 def played(outputs, name):
