@@ -89,10 +89,8 @@ def measure(env):
         "stays": stays,
         "groups": {name: list(group.shape[1:]) for name, group in obs.items()},
         "facing wall": step_from(0.0, pillar=far, steps=8),
-        "facing pillar": step_from(0.0, pillar=(1.5, 0.0), wall=(-2.0, 0.0), steps=8),
         "over the wall": step_from(0.0, steps=8),
         "close to the wall": step_from(0.75, steps=8),
-        "turned away": step_from(0.0, turned=(0.0, 0.0, 1.0, 0.0), steps=8),
         "free": step_from(0.0),
         "beside the wall": step_from(1.2, y=0.9),
         "in the wall": step_from(1.1),
@@ -100,19 +98,6 @@ def measure(env):
         "near the pillar": step_from(2.5 - REACH - 0.02),
         "tipped": step_from(0.0, height=0.2, turned=(0.48, 0.0, 0.0, 1.0)),
     }
-    arrange(0.4)
-    env.scene["robot"].write_root_velocity_to_sim_index(
-        root_velocity=torch.tensor([[6.0, 0.0, 0.5, 0.0, 0.0, 0.0]]).repeat(NUM_ENVS, 1)
-    )
-    terms = env.termination_manager
-    hits, through = [], []
-    for _ in range(25):
-        env.sim.step(render=False)
-        env.scene.update(0.01)
-        terms.compute()
-        hits.append(terms.get_term("hit_wall").clone())
-        through.append(where("robot")[:, 0])
-    seen["flight"] = {"hits": torch.stack(hits), "x": torch.stack(through)}
 
     def arrange_mirrored(side):
         place("pillar", 2.5, 0.1 * side)
@@ -200,19 +185,12 @@ def nearness(distance):
     return pytest.approx([(farthest - distance) / (farthest - nearest)] * 2, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("case", "face"),
-    [("facing wall", 1.2 - WALL_HALF_THICKNESS), ("facing pillar", 1.5 - PILLAR_RADIUS)],
-)
-def test_camera_on_the_trunk_measures_distances(seen, case, face):
-    for x, middle in rows(seen[case]):
-        assert middle[12] == nearness(face - x - CAMERA_AHEAD)
-
-
 def test_pillar_is_seen_over_the_wall_from_afar_and_not_from_close(seen):
-    pillar = 2.5 - PILLAR_RADIUS - CAMERA_AHEAD
+    pillar, wall = (2.5 - PILLAR_RADIUS, 1.2 - WALL_HALF_THICKNESS)
+    for x, middle in rows(seen["facing wall"]):
+        assert middle[12] == nearness(wall - x - CAMERA_AHEAD)
     for x, middle in rows(seen["over the wall"]):
-        assert any(row == nearness(pillar - x) for row in middle)
+        assert any(row == nearness(pillar - x - CAMERA_AHEAD) for row in middle)
     for _, middle in rows(seen["close to the wall"]):
         assert min(itertools.chain(*middle)) > 0.9
 
@@ -224,9 +202,6 @@ def test_teacher_sees_the_direction_and_length_of_the_way(seen):
     for cosine, sine, left in seen["free"]["way"]:
         assert (cosine, abs(sine)) == pytest.approx((x, y), abs=0.05)
         assert left == pytest.approx(length, abs=0.05)
-    for cosine, _, left in seen["turned away"]["way"]:
-        assert cosine == pytest.approx(-x, abs=0.3)
-        assert left == pytest.approx(length, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -246,27 +221,18 @@ def test_episode_ends_at_the_pillar_in_the_wall_and_on_the_ground(seen, case, en
     assert seen[case]["reward"] == pytest.approx([earned] * NUM_ENVS, abs=0.1)
 
 
-def test_wall_does_not_push_and_contact_is_noticed_in_passing(seen):
-    hits, places = torch.tensor(seen["flight"]["hits"]), torch.tensor(seen["flight"]["x"])
-    assert hits.any(dim=0).all()
-    assert (places[-1] > 1.3).all()
-
-
 @pytest.mark.parametrize(("group", "moving"), [("teacher", 47 - 8), ("policy", 16)])
 def test_mirror_image_is_what_a_mirrored_robot_sees(seen, group, moving):
-    expected, observed = (torch.tensor(seen["mirror"][n][group]) for n in ("expected", "seen"))
+    mirror = seen["mirror"]
+    assert mirror["actions"] == mirror["expected_actions"]
+    assert mirror["kept"]
+    assert mirror["twice"] == 0.0
+    expected, observed = (torch.tensor(mirror[n][group]) for n in ("expected", "seen"))
     if group == "teacher":  # each motor has its own stiffness
         for values in (expected, observed):
             values[:, STIFFNESS] = 0.0
     torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
     assert expected.abs().amax(dim=0).gt(0.01).sum() == moving
-
-
-def test_mirroring_keeps_the_original_and_twice_is_the_identity(seen):
-    mirror = seen["mirror"]
-    assert mirror["actions"] == mirror["expected_actions"]
-    assert mirror["kept"]
-    assert mirror["twice"] == 0.0
 
 
 def test_mirror_image_of_a_picture_is_what_a_mirrored_camera_sees(seen):
