@@ -1,5 +1,6 @@
 """Checkpoints: interchangeable with rsl_rl, checked before anything changes."""
 
+import copy
 import pickle
 
 import pytest
@@ -7,11 +8,14 @@ import torch
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.runners import DistillationRunner
 from support.fine_tuning import distillation_cfg, save_untrained
-from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
+from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out, train
+from support.inside import assert_same, everything
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt_tasks.memory import RecallEnv
+
+BOOTSTRAPPED = "ignore:Time-outs are bootstrapped with the value"
 
 
 def make(algorithm_class=TbpttDistillation, **kwargs):
@@ -28,21 +32,94 @@ def ppo_checkpoint(path, **kwargs):
     return actor
 
 
-@pytest.mark.parametrize("student", ["mlp", "lstm"])
+def reinforcing(algorithm_class=TbpttPPO, **kwargs):
+    return make_ppo(algorithm_class, 6, 4, **kwargs)
+
+
+@pytest.mark.filterwarnings(BOOTSTRAPPED)
 @pytest.mark.parametrize(
-    ("writer", "reader"), [(TbpttDistillation, Distillation), (Distillation, TbpttDistillation)]
+    ("build", "writer", "reader", "options"),
+    [
+        *((make, TbpttDistillation, Distillation, {"student": kind}) for kind in ("mlp", "lstm")),
+        *((make, Distillation, TbpttDistillation, {"student": kind}) for kind in ("mlp", "lstm")),
+        (reinforcing, TbpttPPO, PPO, {}),
+        (reinforcing, PPO, TbpttPPO, {}),
+    ],
 )
-def test_distillation_checkpoints_are_interchangeable(writer, reader, student):
-    source, target = make(writer, student=student), make(reader, student=student)
-    roll_out(source, 0)
-    source.update()
-    assert target.load(source.save(), None, strict=True) is True
-    assert target.teacher_loaded
+def test_checkpoints_are_interchangeable_with_rsl_rl(build, writer, reader, options):
+    source, target = build(writer, **options), build(reader, **options)
+    train(source, 0)
+    checkpoint = source.save()
+    assert set(checkpoint) - {"rsl_tbptt"} == set(target.save()) - {"rsl_tbptt"}
+    assert target.load(checkpoint, None, strict=True) is True
     assert torch.equal(parameters_of(target), parameters_of(source))
-    assert (
-        target.optimizer.state_dict()["state"].keys()
-        == source.optimizer.state_dict()["state"].keys()
-    )
+    assert target.learning_rate == source.learning_rate
+    states = [each.optimizer.state_dict()["state"] for each in (target, source)]
+    assert states[0].keys() == states[1].keys()
+    if build is make:
+        assert target.teacher_loaded
+    if reader is TbpttDistillation:
+        assert target.num_updates == 0  # rsl_rl does not count them
+
+
+def without(name):
+    return lambda saved: saved.pop(name)
+
+
+def first_group(saved):
+    return saved["optimizer_state_dict"]["param_groups"][0]
+
+
+@pytest.mark.filterwarnings(BOOTSTRAPPED)
+@pytest.mark.parametrize("build", [make, reinforcing])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("optimizer_state_dict"), "lacks 'optimizer_state_dict'"),
+        (lambda saved: first_group(saved)["params"].pop(), "has"),
+        (lambda saved: first_group(saved).pop("betas"), "betas"),
+    ],
+)
+def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(
+    build, change, message
+):
+    source, target = build(), build()
+    train(source, 0)
+    checkpoint, before = copy.deepcopy(source.save()), everything(target)
+    change(checkpoint)
+    with pytest.raises(ValueError, match=f"checkpoint.*{message}"):
+        target.load(checkpoint, None, strict=True)
+    assert_same(everything(target), before)
+    models = dict.fromkeys(("student", "teacher") if build is make else ("actor", "critic"), True)
+    target.load(checkpoint, models, strict=True)
+    assert torch.equal(parameters_of(target), parameters_of(source))
+
+
+@pytest.mark.parametrize(
+    ("build", "checkpoint", "message"),
+    [
+        (make, lambda: make(student="gru").save(), r"'rnn\..* for the student"),
+        (reinforcing, lambda: {"infos": {}}, "lacks 'actor_state_dict', it holds"),
+        (
+            reinforcing,
+            lambda: {"model_state_dict": {}},
+            r"has a policy with \[\], expected rsl_rl 1 to 3's",
+        ),
+        (reinforcing, lambda: {"student_state_dict": {}}, r"lacks '.*' of the actor"),
+        (
+            reinforcing,
+            lambda: reinforcing(critic="mlp").save(),
+            "of the critic: |for the critic",
+        ),
+        (reinforcing, lambda: reinforcing(actor="gru").save(), r"'rnn\..*for the actor"),
+    ],
+)
+def test_a_checkpoint_of_other_models_is_named_and_changes_nothing(build, checkpoint, message):
+    algorithm = build()
+    before = everything(algorithm)
+    with pytest.raises(ValueError, match=message):
+        algorithm.load(checkpoint(), None, strict=True)
+    assert_same(everything(algorithm), before)
 
 
 def test_a_ppo_checkpoint_loads_the_teacher_only():
@@ -200,12 +277,6 @@ def test_a_recurrent_checkpoint_for_a_memoryless_teacher_names_the_class(tmp_pat
     torch.save({"actor_state_dict": actor.state_dict()}, tmp_path / "teacher.pt")
     with pytest.raises(ValueError, match=r"set 'teacher\.class_name' to 'RNNModel'"):
         load_teacher(tmp_path / "teacher.pt")
-
-
-def test_a_student_of_another_architecture_is_refused():
-    source = make(student="gru")
-    with pytest.raises(ValueError, match=r"'rnn\..* for the student"):
-        make(student="lstm").load(source.save(), None, strict=True)
 
 
 def test_a_file_that_was_saved_without_checksums_is_valid(tmp_path):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import make_distillation, parameters_of, roll_out, train
+from support.helpers import make_distillation, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.extensions.teachers import Dagger
@@ -112,16 +112,3 @@ def test_every_environment_is_drawn_equally_often():
     drawn = torch.stack(drawn)
     assert drawn.sum(1).tolist() == [3] * 1000
     assert (drawn.mean(0) - 0.3).abs().max() < 0.06  # four standard deviations
-
-
-def test_the_number_of_updates_is_plain_and_ignored_by_rsl_rl():
-    source, target = make(), make(Distillation)
-    train(source, 0)
-    checkpoint = source.save()
-    assert checkpoint["rsl_tbptt"]["num_updates"] == 1
-    assert set(checkpoint) - {"rsl_tbptt"} == set(target.save())
-    assert target.load(checkpoint, None, strict=True) is True
-    assert target.num_updates == 0
-    assert torch.equal(parameters_of(target), parameters_of(source))
-    assert source.load(target.save(), None, strict=True) is True
-    assert source.num_updates == 0

@@ -1,11 +1,9 @@
 """A replay buffer keeps each camera frame once: whole sequences, uniformly, within its limit."""
 
-from typing import Any
-
 import pytest
 import torch
-from support.helpers import hold_frames, make_distillation, parameters_of, roll_out, train
-from support.inside import assert_same, everything, through_a_file
+from support.helpers import hold_frames, make_distillation, roll_out, train
+from support.inside import assert_same, everything
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -206,26 +204,6 @@ def test_groups_that_change_at_different_rates_share_a_full_buffer(changing):
     assert 0 < held.shape[1] < 6 * N
     newer = held > 0.01 * N - 0.005
     torch.testing.assert_close(shown[changing], held + torch.where(newer, moved, 0.0))
-
-
-def test_a_resumed_run_continues_with_the_saved_frames_and_the_size_of_their_buffer():
-    """The rate of new frames decided it in the first rollout, and has changed since."""
-    results: list[Any] = []
-    for resumed in (False, True):
-        algorithm = make(save_buffer=True, buffer_gb=3e-5)
-        for seed in range(6):
-            if resumed and seed == 2:
-                saved, state = algorithm.save(), algorithm.student.get_hidden_state()
-                algorithm = make(save_buffer=True, buffer_gb=3e-5)
-                algorithm.load(through_a_file(saved), None, strict=True)
-                algorithm.student.reset(hidden_state=state)
-            train(algorithm, seed, on_step=hold_frames(1 if seed == 0 else 3))
-        results.append([parameters_of(algorithm), algorithm.experience.buffer.capacity])
-    assert_same(*results)
-    larger = make(save_buffer=True, buffer_gb=6e-5)
-    larger.load(algorithm.save(), None, strict=True)
-    train(larger, 6, on_step=hold_frames(3))
-    assert larger.experience.buffer.capacity > 1.5 * results[0][1]
 
 
 def test_a_buffer_that_did_not_fit_once_is_restored(monkeypatch):

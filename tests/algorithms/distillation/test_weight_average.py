@@ -51,29 +51,21 @@ def state(algorithm):
     return copy.deepcopy([algorithm.student.state_dict(), heads, saved["weight_average"]])
 
 
-def test_the_average_by_its_definition_and_the_training_of_one_without():
-    averaging, plain = make(), make(weight_average=False)
+@pytest.mark.parametrize("student", ["mlp", "lstm", "cnn-gru"])
+def test_the_average_by_its_definition_and_the_training_of_one_without(student):
+    averaging, plain = make(student), make(student, weight_average=False)
     newest = []
     for seed in range(4):
         for algorithm in (averaging, plain):
             update(algorithm, seed)
         newest.append(parameters_of(plain))
         assert torch.equal(newest_of(averaging), newest[-1])
+        assert_same(averaging.student.get_hidden_state(), plain.student.get_hidden_state())
         average = newest[0]
         for t, weights in enumerate(newest[1:], start=2):
             average = average + (DECAY + 1) / (t + DECAY) * (weights - average)
         torch.testing.assert_close(parameters_of(averaging), average, rtol=1e-12, atol=1e-12)
     assert not torch.equal(parameters_of(averaging), newest[-1])
-
-
-@pytest.mark.parametrize("student", ["lstm", "cnn-gru"])
-def test_a_training_is_that_of_an_algorithm_without(student):
-    averaging, plain = make(student), make(student, weight_average=False)
-    for seed in range(3):
-        for algorithm in (averaging, plain):
-            update(algorithm, seed)
-    assert torch.equal(newest_of(averaging), parameters_of(plain))
-    assert_same(averaging.student.get_hidden_state(), plain.student.get_hidden_state())
 
 
 def test_heads_are_averaged_with_the_student():
@@ -84,37 +76,6 @@ def test_heads_are_averaged_with_the_student():
     newest = torch.cat([w.flatten() for n, w in weights if n.startswith("auxiliary/velocity.")])
     assert len(newest) == len(head)
     assert not torch.equal(newest, head)
-
-
-@pytest.mark.filterwarnings("ignore:An update met NaN", "ignore:An update observation")
-@pytest.mark.parametrize("student", ["mlp", "lstm"])
-def test_an_undone_update_leaves_no_trace(student, monkeypatch):
-    algorithm = make(student, auxiliary=HEADS)
-    update(algorithm, 0, 1)
-    before = state(algorithm)
-    with pytest.warns(UserWarning, match="observation group 'policy'"):
-        update(algorithm, 2, on_step=lambda step, obs: obs["policy"].fill_(torch.nan))
-    assert_same(state(algorithm), before)
-
-    def interrupted(num_steps):  # the last that an update calls, after the average
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(algorithm.experience, "keep_newest", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        update(algorithm, 3)
-    assert_same(state(algorithm), before)
-
-
-@pytest.mark.parametrize("student", ["mlp", "gru"])
-def test_a_resumed_training_ends_in_the_same_bits(student):
-    source, target = make(student, auxiliary=HEADS), make(student, auxiliary=HEADS)
-    update(source, 0, 1)
-    target.load(through_a_file(source.save()), None, strict=True)
-    assert torch.equal(parameters_of(target), parameters_of(source))
-    for algorithm in (source, target):
-        algorithm.student.reset()
-        update(algorithm, 2, 3)
-    assert_same(state(target), state(source))
 
 
 def test_rsl_rl_and_ppo_load_the_average():

@@ -18,7 +18,6 @@ from support.helpers import (
     roll_out,
     train,
 )
-from support.imitation import forget
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -114,24 +113,6 @@ def go_on(algorithm, first, last):
     return [train(algorithm, seed)["teacher_coef"] for seed in range(first, last)]
 
 
-@pytest.mark.parametrize(("teacher", "saved_after"), [("lstm", 1), ("mlp", 3)])
-def test_a_run_continues_exactly_from_a_checkpoint_within_the_schedules(
-    teacher, saved_after, tmp_path
-):
-    options = {"critic_warmup_iterations": 2, "teacher_updates": 3, "student_action_std": 0.4}
-    source = make_fine_tuned(teacher, **options)
-    go_on(source, 0, saved_after)
-    torch.save(source.save(), tmp_path / "model.pt")
-    forget(source)
-    target = make_pulled(teacher, **options)
-    target.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
-    coefs = go_on(source, saved_after, saved_after + 2)
-    assert go_on(target, saved_after, saved_after + 2) == coefs
-    assert coefs == pytest.approx([0.8, 0.8] if saved_after == 1 else [0.8 * 2 / 3, 0.8 / 3])
-    assert torch.equal(parameters_of(target), parameters_of(source))
-    assert target.learning_rate == source.learning_rate
-
-
 def standing_of(algorithm):
     """Return the position in the schedules, the teacher, and the weight of the KL penalty."""
     own = algorithm.save()["rsl_tbptt"]
@@ -175,18 +156,6 @@ def test_a_checkpoint_changes_only_what_is_requested(load_cfg, taken_over):
 def test_the_weight_is_constant_in_the_warm_up_and_then_falls(warmup, updates, shares):
     algorithm = make_fine_tuned(critic_warmup_iterations=warmup, teacher_updates=updates)
     assert go_on(algorithm, 0, len(shares)) == pytest.approx([0.8 * share for share in shares])
-
-
-def test_a_teachers_state_recovers_from_a_nan_after_its_rollout():
-    algorithm = make_fine_tuned("lstm")
-
-    def poison(step, obs, rewards):
-        if step == 3:
-            obs["state"][1] = float("nan")
-
-    with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 3"):
-        train(algorithm, 0, done_rate=0.0, on_step=poison)
-    assert train(algorithm, 1, done_rate=0.0)["teacher_coef"] == 0.8
 
 
 OTHER_TEACHER = r"of the teacher: |for the teacher"

@@ -4,11 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.helpers import MEMORIES, make_ppo, numbered
-from support.inside import assert_same
-from support.ppo_reference import roll_out_recording
+from support.helpers import numbered
 
-from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core.distributed import Ranks
@@ -108,19 +105,3 @@ def test_all_indices_are_made_on_the_device_of_the_update():
     batches = plan(7, 4, 2, 3, "window", True, device="meta")
     for indices in (batches.of_envs(torch.arange(2, device="meta")), *batches.draw()):
         assert all(segments.is_meta for segments in indices.segments)
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        ({}, [0]),
-        ({"minibatch_unit": "window"}, [0, 3, 6]),
-    ],
-)
-@pytest.mark.parametrize("models", MEMORIES)
-def test_a_rollout_keeps_one_state_or_one_per_window(models, options, steps):
-    algorithm = make_ppo(TbpttPPO, 8, 4, models, models, gradient_length=3, **options)
-    states = roll_out_recording(algorithm, 0, done_rate=0.3)
-    for kept, step in zip(algorithm.states, steps, strict=True):
-        for one, other in zip(kept, states[step], strict=True):
-            assert_same(as_tensors(one), as_tensors(other))

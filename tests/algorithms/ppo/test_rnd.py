@@ -8,8 +8,6 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from support.helpers import make_ppo, parameters_of, rnd_cfg, roll_out, train
-from support.imitation import forget
-from support.inside import assert_same, everything, through_a_file
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
@@ -93,21 +91,6 @@ def test_the_normaliser_sees_each_sample_once_after_the_update():
     assert normalizer.count == len(samples)
     torch.testing.assert_close(normalizer.mean, samples.mean(0), **SAME_FLOAT32)
     torch.testing.assert_close(normalizer.std, samples.std(0, unbiased=False), **SAME_FLOAT32)
-
-
-def test_a_checkpoint_brings_networks_normalisers_and_optimiser():
-    normalized = dict.fromkeys(NORMALIZATIONS, True)
-    source, target = (make(TbpttPPO, "lstm", **normalized) for _ in range(2))
-    train(source, 0)
-    with torch.no_grad():
-        for parameter in target.rnd.parameters():
-            parameter.add_(1.0)
-    target.load(through_a_file(source.save()), None, strict=True)
-    for algorithm in (source, target):
-        forget(algorithm)
-        train(algorithm, 1)
-    assert_same(everything(target), everything(source))
-    assert_same(target.rnd.state_dict(), source.rnd.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
