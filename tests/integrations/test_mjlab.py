@@ -77,6 +77,7 @@ def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
         assert " ".join(meaning.split()) in page.split(option, 1)[1], field.name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])
 def test_tasks_are_registered_in_any_order_of_imports(module, tmp_path):
     code = f"import {module}; from mjlab.tasks.registry import list_tasks; print(*list_tasks())"
@@ -227,16 +228,6 @@ def test_a_student_begins_at_its_teachers_stage(tmp_path, loads, restarts):
     for_ppo["algorithm"]["restart_curriculum"] = restarts
     ppo = TbpttMjlabRecurrentRunner(CountingRecall(6, 4), for_ppo)
     assert first_steps(ppo, student) == (0 if restarts else 7 + 12)
-
-
-def test_ppo_continues_with_the_student(runner, env, tmp_path):
-    path = saved(runner, tmp_path)
-    ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
-    ppo.load(path)
-    assert torch.equal(ppo.alg.actor.rnn.rnn.weight_hh_l0, runner.alg.student.rnn.rnn.weight_hh_l0)
-    torch.testing.assert_close(
-        ppo.alg.actor.distribution.std_param.data, torch.full((env.num_actions,), 0.3)
-    )
 
 
 @without_gpu

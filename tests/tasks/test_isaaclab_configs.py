@@ -1,6 +1,5 @@
 """Registration, agents and assets of the Isaac Lab tasks; no simulator runs here."""
 
-import json
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -10,12 +9,9 @@ import pytest
 pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import gymnasium as gym
-import yaml
 from isaaclab.utils import to_dict
-from isaaclab.utils.io import dump_yaml
 from isaaclab_tasks.utils import resolve_task_config
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-from pxr import Usd
 from rsl_rl.utils import resolve_class
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -66,22 +62,6 @@ def test_registration_imports_no_isaaclab():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "['rsl_tbptt_tasks.isaaclab']"
-
-
-@pytest.mark.parametrize("key", [ENV, *AGENTS])
-@pytest.mark.parametrize("task", [CAMERA, PUP, SCAN[0]])
-def test_config_survives_dict_and_yaml(task, key, tmp_path):
-    cfg, copy = load_cfg_from_registry(task, key), load_cfg_from_registry(task, key)
-    setattr(cfg, "decimation" if key == ENV else "max_iterations", 7)
-    assert to_dict(copy) != to_dict(cfg)
-    copy.from_dict(to_dict(cfg))
-    assert to_dict(copy) == to_dict(cfg)
-
-    dump_yaml(str(tmp_path / "first.yaml"), cfg)
-    dump_yaml(str(tmp_path / "second.yaml"), copy)
-    text = (tmp_path / "first.yaml").read_text()
-    assert text == (tmp_path / "second.yaml").read_text()
-    assert len(yaml.unsafe_load(text)) == len(to_dict(cfg))
 
 
 @pytest.mark.parametrize("key", STUDENTS)
@@ -136,49 +116,6 @@ def test_agents_groups_exist_in_the_environment(task):
             assert set(groups) <= set(observations)
 
 
-LEAPP_EXPORT = """
-import json, sys
-from types import ModuleType
-from unittest.mock import MagicMock
-
-sys.modules["leapp"] = ModuleType("leapp")
-sys.modules["leapp"].annotate = None
-from isaaclab_rl.entrypoints.backends import export_rsl_rl as export
-from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-import rsl_tbptt_tasks.isaaclab
-
-class Kept(Exception):
-    pass
-
-def prepare(env, arguments, *, required_obs_groups):
-    raise Kept(required_obs_groups)
-
-export.gym.make, export.prepare_export_env = MagicMock(), prepare
-export._resolve_checkpoint = lambda *arguments: "model_0.pt"
-for agent in json.loads(sys.argv[1]):
-    try:
-        export.export_rsl_rl_agent(MagicMock(seed=0), MagicMock(), load_cfg_from_registry(*agent))
-    except Kept as kept:
-        print("kept:", *sorted(kept.args[0]))
-"""
-"""Isaac Lab's `isaaclab leapp export` up to the environment, without leapp, by task and agent.
-
-It runs in a separate process because it turns TorchScript off.
-"""
-
-
-@pytest.mark.long
-def test_leapp_exports_all_groups_of_students_and_recurrent_actors():
-    agents = [(task, key) for task in TASKS for key in (*STUDENTS, *PPO_WITH_MEMORY)]
-    command = [sys.executable, "-W", "ignore", "-c", LEAPP_EXPORT, json.dumps(agents)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    printed = map(str.split, result.stdout.splitlines())
-    kept = [words[1:] for words in printed if words[:1] == ["kept:"]]
-    configs = [load_cfg_from_registry(*agent).obs_groups for agent in agents]
-    assert kept == [sorted(groups.get("student", groups.get("actor"))) for groups in configs]
-
-
 @pytest.mark.parametrize("task", [*VELOCITY, *SCAN])
 def test_velocity_student_is_proprioceptive_and_noisy_and_its_teacher_is_neither(task):
     observations = load_cfg_from_registry(task, ENV).observations
@@ -198,11 +135,3 @@ def test_students_keep_their_noise_in_play(task):
     )
     assert env_cfg.observations.policy.enable_corruption
     assert not env_cfg.observations.teacher.enable_corruption
-
-
-@pytest.mark.parametrize("task", [CARTPOLE, PUP])
-def test_asset_refers_to_no_other_file(task):
-    stage = Usd.Stage.Open(load_cfg_from_registry(task, ENV).scene.robot.spawn.usd_path)
-    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
-        stage.GetRootLayer().identifier
-    ]

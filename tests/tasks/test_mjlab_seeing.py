@@ -45,9 +45,8 @@ steps = [dict(frames=obs["camera"].tolist(), joints=joints())]
 for _ in range({NUM_STEPS}):
     obs = env.step(torch.full((6, 1), 0.2))[0]
     steps.append(dict(frames=obs["camera"].tolist(), joints=joints()))
-groups = {{name: list(group.shape) for name, group in obs.items()}}
 latency = term._latency.tolist()
-json.dump(dict(steps=steps, groups=groups, latency=latency), open("result.json", "w"))
+json.dump(dict(steps=steps, latency=latency), open("result.json", "w"))
 """
 
 SCAN = """
@@ -83,8 +82,7 @@ for agent in ("Teacher", "Student", "Memoryless", "Recurrent"):
             if parameter not in moments or not moments[parameter]["exp_avg"].any()
         ],
     )
-heights = env.get_observations()["scan"].tolist()
-json.dump(dict(trained=trained, heights=heights), open("result.json", "w"))
+json.dump(trained, open("result.json", "w"))
 """
 
 
@@ -98,12 +96,6 @@ def rollout(tmp_path_factory):
 def scans(tmp_path_factory):
     """Changes that one iteration of each agent on the height scan makes."""
     return result_of(SCAN, tmp_path_factory.mktemp("scan"))
-
-
-def test_the_students_group_has_only_images(rollout):
-    assert rollout["groups"]["camera"] == [6, 1, 40, 96]
-    assert rollout["groups"]["critic"] == [6, 7]
-    assert rollout["groups"].keys() == {"camera", "critic"}
 
 
 def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
@@ -145,19 +137,11 @@ def test_the_ground_is_an_image_with_forward_along_its_rows():
 
 
 def test_students_learn_from_the_scan_and_the_teacher_from_its_own(scans):
-    assert {agent: trained["groups"] for agent, trained in scans["trained"].items()} == {
+    assert {agent: trained["groups"] for agent, trained in scans.items()} == {
         "Teacher": ["critic"],
         "Student": ["actor", "scan"],
         "Memoryless": ["actor", "scan"],
         "Recurrent": ["actor", "scan"],
     }
-    for agent, trained in scans["trained"].items():
+    for agent, trained in scans.items():
         assert set(trained["unmoved"]) <= {"distribution.std_param"}, agent
-
-
-def test_the_scan_is_noisy_and_in_mjlabs_unit(scans):
-    heights = np.array(scans["heights"])
-    assert heights.shape == (4, 1, 11, 17)
-    noise = heights - heights.mean(axis=(2, 3), keepdims=True)
-    assert 0.01 < np.abs(noise).max() < 0.03  # 0.1 m of 5 m, and the robot's tilt nothing
-    assert 0.02 < heights.mean() < 0.1

@@ -131,11 +131,6 @@ def test_resumed_run_gives_the_student_its_teacher(checkpoint, experiment):
     assert min(steps_of(student)) > 1
 
 
-def test_teacher_checkpoint_alone_gives_the_student_its_teacher(checkpoint):
-    teacher, memoryless = checkpoint(CARTPOLE, "teacher"), checkpoint(CARTPOLE, "memoryless")
-    assert equal(memoryless["teacher_state_dict"], teacher["actor_state_dict"])
-
-
 def test_resumed_student_continues_where_it_stopped(folder, checkpoint):
     (path,) = folder.glob(f"logs/rsl_rl/{OWN}/*_student/model_2.pt")
     teacher, before = checkpoint(OWN, "teacher"), checkpoint(OWN, "student")
@@ -184,16 +179,6 @@ def test_played_policy_remembers_until_its_episode_ends(outputs, name):
     assert any(any(step["starts"]) for step in steps[1:])  # some episode ended while watching
     for step in steps:
         assert step["blank"] == step["starts"]
-
-
-@needs_the_rsl_rl_of_mjlab
-def test_go1s_student_is_exported_with_mjlabs_metadata(folder, outputs):
-    (path,) = folder.glob(f"logs/rsl_rl/{GO1}/*_student/*_student.onnx")
-    model = onnx.load(path)
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    assert "base_lin_vel" not in metadata["observation_names"]
-    assert "joint_pos" in metadata["observation_names"]
-    assert {"h_in", "c_in"} <= {value.name for value in model.graph.input}
 
 
 @needs_the_rsl_rl_of_mjlab

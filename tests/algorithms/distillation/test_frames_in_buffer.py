@@ -102,33 +102,25 @@ def is_uniform(counts, share, trials, most):
     return ((counts - trials * share).square() / (trials * share * (1 - share))).sum() < most
 
 
-def test_all_sequences_ever_stored_are_equally_likely_to_be_kept():
+@pytest.mark.parametrize(
+    ("capacity", "num_frames", "periods", "compared", "most"),
+    [
+        # 29 degrees of freedom: exceeded by chance in 0.35 % of all seeds.
+        (8, 1000, [6] * 6, range(6), 53.7),
+        # The pool of frames is full; sequences of one kind are compared, and the newest ones wait
+        # for room. 19 degrees of freedom: exceeded by chance in 0.5 % of all seeds.
+        (100, 45, [6, 6, 1, 6, 6, 6], [0, 1, 3, 4], 38.6),
+    ],
+)
+def test_all_sequences_are_equally_likely_to_be_kept(capacity, num_frames, periods, compared, most):
     torch.manual_seed(0)
-    capacity, num_rollouts, trials = 8, 6, 500
-    counts = torch.zeros(num_rollouts * N)
+    trials, counts = 500, torch.zeros(len(periods) * N)
     for _ in range(trials):
-        numbers = kept_numbers(filled(capacity, 1000, [6] * num_rollouts))
-        assert len(numbers) == capacity
-        counts[numbers] += 1
-    # 29 degrees of freedom: exceeded by chance in 0.35 % of all seeds.
-    assert is_uniform(counts, capacity / len(counts), trials, 53.7)
-
-
-def test_all_sequences_are_equally_likely_to_stay_in_a_full_pool():
-    """Over time the number of new frames changes; sequences of one kind are compared."""
-    torch.manual_seed(0)
-    periods, trials = [6, 6, 1, 6, 6, 6], 500
-    counts, kept = torch.zeros(len(periods) * N), 0
-    for _ in range(trials):
-        buffer = filled(100, 45, periods)
-        numbers = kept_numbers(buffer)
-        counts[numbers] += 1
-        kept += len(numbers)
-    slow = counts.view(len(periods), N)[[0, 1, 3, 4]].flatten()  # the newest ones wait for room
-    share = slow.mean() / trials
+        counts[kept_numbers(filled(capacity, num_frames, periods))] += 1
+    counts = counts.view(len(periods), N)[list(compared)].flatten()
+    share = counts.mean() / trials
     assert 0.1 < share < 0.9
-    # 19 degrees of freedom: exceeded by chance in 0.5 % of all seeds.
-    assert is_uniform(slow, share, trials, 38.6)
+    assert is_uniform(counts, share, trials, most)
 
 
 def test_a_saved_buffer_has_its_frames_once_and_is_restored_completely():
