@@ -1,0 +1,314 @@
+"""Experiments: their files, the commands of their stages, what those depend on, and the report."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch.utils.tensorboard import SummaryWriter
+
+from rsl_tbptt.files import write_json
+from rsl_tbptt.tools.commands.cli import command_parser
+from rsl_tbptt.tools.simulate.evaluate import summarise
+from scripts.pipeline import __main__ as pipeline
+from scripts.pipeline.experiments import (
+    DEMO,
+    FINETUNE,
+    REPOSITORY,
+    AcceptanceCheck,
+    load_experiment,
+)
+from scripts.pipeline.report import collect, format_table
+from scripts.pipeline.run import Record, run_stages
+from scripts.pipeline.stages import pipeline_stages
+from scripts.pipeline.sweep import load_sweep
+
+SHARES = {"demo": 0.99, "demo-mjlab": 0.95, "demo-pup": 0.9, "demo-camera": 0.98, "demo-seek": 0.85}
+MJLAB = DEMO.with_name("demo-mjlab.yaml")
+
+
+def written(path, file=DEMO, **changes):
+    """Write an experiment with changes, whose names have __ between sections."""
+    values = yaml.safe_load(file.read_text())
+    for name, value in changes.items():
+        *sections, key = name.split("__")
+        target = values
+        for section in sections:
+            target = target[int(section) if section.isdigit() else section]
+        target[key] = value
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Load an experiment with changes."""
+    return lambda file=DEMO, **changes: load_experiment(
+        written(tmp_path / "experiment.yaml", file, **changes)
+    )
+
+
+def lay_out(experiment, device="cpu"):
+    return {stage.name: stage for stage in pipeline_stages(experiment, device)}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_shipped_experiment_meets_the_docs_claims(name):
+    experiment = load_experiment(DEMO.with_name(f"{name}.yaml"))
+    policies = experiment.policies
+    assert list(policies) == ["teacher", "student", "memoryless"]
+    assert experiment.platform == ("mjlab" if name == "demo-mjlab" else "isaaclab")
+    assert experiment.evaluation.episodes >= 100
+    first, second = experiment.acceptance[:2]
+    assert first.policy == "student"
+    assert (first.min_share_of_teacher or 0) >= SHARES[name]
+    assert (second.policy, second.clearly_below) == ("memoryless", "student")
+    assert policies["student"].seed == policies["memoryless"].seed
+    assert experiment.evaluation.seed not in {policy.seed for policy in policies.values()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_env": 4}, "num_env"),
+        ({"policies__teacher__iterations": 0}, r"policies\.teacher\.iterations"),
+        ({"policies__student__starts_from": "x"}, r"student\.starts_from is 'x'.*\['teacher'\]"),
+        ({"policies__teacher__starts_from": "student"}, r"teacher\.starts_from is 'student'"),
+        ({"export__policy": "x"}, r"export\.policy is 'x', expected one of"),
+        ({"acceptance__1__clearly_below": "x"}, r"acceptance\.1\.clearly_below is 'x', expected"),
+        ({"acceptance": [{"policy": "student"}]}, "exactly one of min_share_of_teacher, max_share"),
+    ],
+)
+def test_a_wrong_experiment_is_refused(changed, changes, message):
+    assert changed(num_envs=3).num_envs == 3
+    with pytest.raises(ValueError, match=rf"experiment\.yaml cannot be read: (.|\n)*{message}"):
+        changed(**changes)
+
+
+@pytest.mark.parametrize(
+    ("file", "device", "words"),
+    [
+        (
+            DEMO,
+            "cuda:0",
+            "isaaclab train --rl_library rsl_rl --task Tbptt-Cartpole-Occluded --agent"
+            " rsl_rl_cfg_entry_point --num_envs 256 --max_iterations 80 --seed 1 --run_name teacher"
+            " physics=newton_mjwarp --device cuda:0 agent.device=cuda:0",
+        ),
+        (
+            MJLAB,
+            "cuda:1",
+            "train Tbptt-Cartpole-Occluded-Teacher --env.scene.num-envs 512 --agent.max-iterations"
+            " 80 --agent.seed 1 --agent.run-name teacher --gpu-ids '[1]'",
+        ),
+    ],
+)
+def test_a_training_is_the_platforms_command(file, device, words):
+    command = lay_out(load_experiment(file), device)["teacher"].command({})
+    assert re.sub(r"(iterations) \d+", r"\1 80", shlex.join(command)) == words
+
+
+@pytest.mark.parametrize("file", [DEMO, MJLAB], ids=["isaaclab", "mjlab"])
+def test_a_checkpoint_goes_where_an_override_says_and_nowhere_else(changed, file):
+    overrides = ["a=1", "agent.teacher={checkpoint}"]
+    changes = {"overrides": overrides, "num_envs": 9, "task_overrides": ["env.a=1"]}
+    experiment = changed(file, **{f"policies__student__{k}": v for k, v in changes.items()})
+    words = lay_out(experiment)["student"].command({"teacher": "a/model_1.pt"})
+    assert words[-3:] == ["env.a=1", "a=1", "agent.teacher=a/model_1.pt"]
+    assert "model_1.pt" not in " ".join(words[:-1])
+    assert [a for a, b in zip(words[1:], words, strict=False) if b.endswith("envs")] == ["9"]
+
+
+def test_a_training_leaves_the_newest_checkpoint_of_its_last_iteration(tmp_path):
+    """A run whose name only begins with its own does not count."""
+    student = lay_out(load_experiment(DEMO))["student"]
+    files = ("1_student/model_59.pt", "2_student/model_59.pt", "3_student/model_58.pt")
+    body = "import pathlib, sys, time\nfor name in sys.argv[1:]:\n    path = pathlib.Path(name)\n"
+    body += "    path.parent.mkdir(parents=True)\n    path.touch()\n    time.sleep(0.02)"
+    names = [
+        f"logs/rsl_rl/e/2026-01-01_00-00-0{file}"
+        for file in (*files, "4_student_other/model_59.pt")
+    ]
+    object.__setattr__(student, "needs", ())
+    object.__setattr__(student, "command", lambda _: ["python", "-c", body, *names])
+    assert run_stages([student], tmp_path, "cpu")["student"].output == names[1]
+
+
+def test_a_policy_that_was_trained_before_is_copied(tmp_path):
+    experiment = load_sweep(REPOSITORY / "configs" / "go1_curves_cpu.yaml")[1]
+    stages = lay_out(experiment)
+    teacher = run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output
+    assert Path(teacher).parts[:3] == ("logs", "rsl_rl", "tbptt_go1_flat")
+    (tmp_path / "stages" / "teacher.json").unlink()
+    assert run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output == teacher
+    words = stages["student"].command({"teacher": teacher})
+    assert words[words.index("--agent.load-checkpoint") + 1] == Path(teacher).name
+    assert (tmp_path / teacher).with_name("params").is_dir()
+
+
+def test_tools_get_the_task_that_a_policy_was_trained_on(changed):
+    camera, blind = DEMO.with_name("demo-camera.yaml"), "env.observations.camera.depth.scale=0.0"
+    experiment = changed(camera, policies__student__task_overrides=["env.a=1"])
+    stages, outputs = lay_out(experiment), {n: f"{n}/model_1.pt" for n in experiment.policies}
+    overrides = {"evaluate-blind": ["env.a=1", blind]} | dict.fromkeys(
+        ("evaluate-student", "memory", "export"), ["env.a=1"]
+    )
+    for name, expected in overrides.items():
+        args = command_parser().parse_args(stages[name].command(outputs)[1:])
+        assert (args.overrides, args.device) == (expected, "cpu"), name
+        assert str(args.checkpoint) == outputs["student"]
+    assert stages["video"].needs == ("teacher", "memoryless")  # it shows one task
+    assert stages["memory"].output == "stages/memory.log"
+
+
+@pytest.mark.parametrize("file", [DEMO, MJLAB], ids=["isaaclab", "mjlab"])
+def test_all_policies_are_evaluated_alike_and_are_in_the_video_in_their_order(file):
+    experiment = load_experiment(file)
+    stages, outputs = lay_out(experiment), {name: f"{name}.pt" for name in experiment.policies}
+    commands = [stages[f"evaluate-{name}"].command(outputs) for name in outputs]
+    own = ("--checkpoint", "--output", "--task")  # in mjlab a task's id ends with its agent's name
+    rest = [[word for word in words if not word.startswith(own)] for words in commands]
+    assert all(words == rest[0] for words in rest)
+    end = "-Student" if file == MJLAB else ""
+    assert f"--task={experiment.task}{end}" in commands[1]
+    command = stages["video"].command(outputs)
+    assert command[-3:] == [f"--checkpoint={name}.pt" for name in experiment.policies]
+
+
+POLICIES = ("teacher", "student", "memoryless")
+EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
+OF_STUDENT = {"memory", "video", "export"}
+MEMORYLESS = {"memoryless", "evaluate-memoryless", "video"}
+ALL = {*POLICIES, *EVALUATIONS, *OF_STUDENT}
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "expected"),
+    [
+        ({"policies__student__num_envs": 7}, "cpu", {"student", "evaluate-student", *OF_STUDENT}),
+        ({"policies__memoryless__overrides": ["a=1"]}, "cpu", MEMORYLESS),
+        ({"policies__memoryless__starts_from": "student"}, "cpu", MEMORYLESS),
+        ({"policies__memoryless__title": "MLP"}, "cpu", set()),
+        ({"evaluation__episodes": 5}, "cpu", EVALUATIONS),
+        ({"export__steps": 5}, "cpu", {"export"}),
+        ({"export__policy": "memoryless"}, "cpu", {"memory", "export"}),
+        ({"policies__teacher__iterations": 1}, "cpu", ALL),
+        ({}, "cuda:0", ALL),
+    ],
+)
+def test_a_change_reaches_exactly_what_depends_on_it(changed, changes, device, expected):
+    """A stage runs again if its command changed, or one that it needs runs again."""
+    outputs = {name: f"{name}.pt" for name in POLICIES}
+    before, again = lay_out(load_experiment(DEMO)), set()
+    for stage in lay_out(changed(**changes), device).values():
+        if again & {*stage.needs} or stage.command(outputs) != before[stage.name].command(outputs):
+            again.add(stage.name)
+    assert before.keys() == ALL
+    assert again == expected
+
+
+MEANS = {"teacher": 10.0, "student": 9.95, "memoryless": 4.0, "finetuned": 9.9, "scratch": 9.7}
+
+
+def write_evaluation(folder, name, mean):
+    returns = mean + torch.linspace(-0.5, 0.5, 20)
+    result = summarise(returns, torch.full((20,), 12), 1 / 30)
+    write_json(folder / "evaluation" / f"{name}.json", result)
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """Return a function that makes a finished run folder and its records, and one of results."""
+    exported = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}, "golden": "200 steps"}
+    write_json(tmp_path / "exported" / "policy.json", exported)
+
+    def finish(file=DEMO):
+        experiment, records = load_experiment(file), {}
+        for name in experiment.evaluated:
+            write_evaluation(tmp_path, name, MEANS[name])
+        for stage in pipeline_stages(experiment, "cpu"):
+            log = tmp_path / "logs" / f"1_{stage.name}"
+            if stage.name in experiment.policies:
+                with SummaryWriter(log_dir=str(log)) as writer:
+                    writer.add_scalar("Train/mean_reward", 1.0, 0)
+            output = "video.webp" if stage.name == "video" else f"logs/1_{stage.name}/model_2.pt"
+            values = {"command": f"do {stage.name}", "began_at": 0.0, "output": output}
+            records[stage.name] = Record(seconds=61.0, peak_memory_gb=1.5, **values)
+        return records
+
+    def results(file=DEMO, acceptance=None, **means):
+        experiment = load_experiment(file)
+        for name, mean in (MEANS | means).items():
+            write_evaluation(tmp_path, name, mean)
+        changes = {"acceptance": acceptance} if acceptance else {}
+        return collect(tmp_path, experiment.model_copy(update=changes))
+
+    return finish, results
+
+
+def test_a_run_ends_with_table_checks_report_and_cost(finished, tmp_path, monkeypatch, capsys):
+    finish, results = finished
+    records = finish()
+    monkeypatch.setattr(pipeline, "run_stages", lambda *_: records)
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", str(DEMO), "--output", str(tmp_path)])
+    write_evaluation(tmp_path, "student", 9.0)
+    assert pipeline.main() == 0
+    out = capsys.readouterr().out
+    table = results(student=9.0)
+    assert format_table(table, "plain") in out
+    assert "\n NO  student reaches 90.0% of the teacher's return (goal: 99%).\nyes  mem" in out
+    assert f"report: {tmp_path / 'report.md'}\ntime: 0:0" in out
+    assert out.endswith("9:09 for all stages; peak memory 1.50 GB\n")
+    report = (tmp_path / "report.md").read_text()
+    assert format_table(table, "pipe") in report
+    assert "- NO: student reaches 90.0%" in report
+    assert "](video.webp)" in report
+    assert "do evaluate-student\n" in report
+    assert "onnx 1.2e-07." in report
+    assert "newton" in report
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", report):
+        assert (tmp_path / picture).read_text().endswith("</svg>\n")
+
+
+AT_MOST = [AcceptanceCheck(policy="memoryless", max_share_of_teacher=0.8)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({"student": 9.95, "memoryless": 4.0}, [True, True]),
+        ({"student": 9.95, "memoryless": 9.85}, [True, False]),
+        ({"student": 4.0, "memoryless": 9.0}, [False, False]),
+        # Lower than the student, but intervals overlap.
+        ({"file": FINETUNE, "finetuned": 9.75}, [True, True, True, True]),
+        ({"file": FINETUNE, "finetuned": 9.4}, [True, False, False, True]),
+        ({"memoryless": 7.9, "acceptance": AT_MOST}, [True]),
+        ({"memoryless": 8.1, "acceptance": AT_MOST}, [False]),
+    ],
+)
+def test_acceptance_follows_the_numbers(finished, changes, passed):
+    assert [check["passed"] for check in finished[1](**changes)["acceptance"]] == passed
+
+
+def test_a_share_of_a_return_that_is_not_positive_is_not_given(finished):
+    results = finished[1](teacher=-1.0)
+    assert results["policies"]["student"]["share_of_teacher"] is None
+    assert not results["acceptance"][0]["passed"]
+    assert "n/a" in format_table(results, "plain")
+
+
+def run_main(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", *map(str, arguments)])
+    return pipeline.main()
+
+
+def test_an_unwritable_folder_ends_the_run_before_any_training(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    assert run_main(monkeypatch, DEMO, "--output", tmp_path / "file" / "run") == 1
+    captured = capsys.readouterr()
+    assert "expected a folder that can be written" in captured.err
+    assert "isaaclab train" not in captured.out
+    assert run_main(monkeypatch, tmp_path / "absent.yaml") == 1
+    assert "absent.yaml cannot be read" in capsys.readouterr().err
