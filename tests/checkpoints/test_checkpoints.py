@@ -157,12 +157,9 @@ def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
 def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.pt' does not exist"):
         load_teacher(tmp_path / "nowhere.pt")
-    ppo_checkpoint(tmp_path / "cut.pt")
-    content = (tmp_path / "cut.pt").read_bytes()
-    for broken in (content[: len(content) // 2], b"", b"text"):
-        (tmp_path / "cut.pt").write_bytes(broken)
-        with pytest.raises(ValueError, match=r"cut\.pt' cannot be read"):
-            load_teacher(tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes(b"text")
+    with pytest.raises(ValueError, match=r"cut\.pt' cannot be read"):
+        load_teacher(tmp_path / "cut.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="holds a list, not a dict"):
         load_teacher(tmp_path / "list.pt")
@@ -292,7 +289,7 @@ def test_the_reason_why_a_file_cannot_be_read_is_a_sentence(tmp_path):
     """It is not torch's advice to run the code in the file."""
     torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
     content = (tmp_path / "model.pt").read_bytes()
-    for broken in (content[:100], b""):
+    for broken in (content[:100], content[: len(content) // 2], b""):
         (tmp_path / "model.pt").write_bytes(broken)
         with pytest.raises(
             ValueError, match=r": [\w' ]+[^.]*\. Use another checkpoint of the run\.$"

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +16,11 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 import mjlab
 import tyro
 from mjlab.rl import RslRlModelCfg, RslRlPpoAlgorithmCfg
-from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
 from support.gpu_checkpoints import as_on_a_gpu, check_refused, without_gpu
 from support.mjlab_page import build_package
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
@@ -37,7 +34,6 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttTeachersCfg,
     model_arguments,
 )
-from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
 
@@ -313,13 +309,3 @@ def test_a_controller_of_the_command_line_reaches_the_runner(own_config):
     runner.learn(1)
     (playback,) = runner.alg.teacher._controller
     assert playback.recording[0] == pytest.approx(0.7 if own_config else 0.1)
-
-
-def test_ppo_takes_the_config_of_its_teacher(env):
-    teacher: Any = RslRlModelCfg(hidden_dims=(8,), distribution_cfg=GAUSSIAN)
-    several: Any = TbpttTeachersCfg("skill", dict.fromkeys("ab", TbpttTeacherCfg(cfg=teacher)))
-    obs = MjlabSkills(6, 4).get_observations()
-    for given, kind in ((teacher, MLPModel), (several, SelectedTeachers)):
-        cfg = dataclasses.asdict(TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5))
-        runner = {"obs_groups": {"teacher": ("privileged",)}}
-        assert isinstance(build_teacher(obs, env, runner, cfg["teacher_cfg"], "cpu"), kind)

@@ -105,6 +105,8 @@ def test_measurements_are_late_by_a_lag_of_their_episode(each_step):
         for env, first, last in EPISODES:
             steps = (slice(first, last + 1), env)
             lags[name, env, first] = the_lag(late[steps], on_time[steps], on_time[first, env], 2)
+    for name in ("command", "actions"):  # the controller's own
+        np.testing.assert_array_equal(each_step("actor", name), each_step("critic", name))
     for name in MEASURED:
         assert {lags[name, env, first] for env, first, _ in EPISODES} == {0, 1, 2}
     assert any(
@@ -112,11 +114,6 @@ def test_measurements_are_late_by_a_lag_of_their_episode(each_step):
         for name in MEASURED
         for env in range(RESTARTED)
     )
-
-
-@pytest.mark.parametrize("name", ["command", "actions"])
-def test_the_controllers_own_observations_are_on_time(each_step, name):
-    np.testing.assert_array_equal(each_step("actor", name), each_step("critic", name))
 
 
 def test_motors_get_targets_late_and_hold_the_default_pose_until_then(simulated):
