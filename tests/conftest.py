@@ -1,6 +1,7 @@
 """Settings shared by all tests."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,13 +12,15 @@ from support.uninitialised import poisoned
 
 torch.set_num_threads(1)  # with small tensors, threads cost more time than they save
 
-settings.register_profile("default", max_examples=40, deadline=None, derandomize=True)
+settings.register_profile("default", max_examples=15, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=100, deadline=None, derandomize=True)
 settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the tests of the scan engines run on another device."""
+    """Let the tests of the scan engines run on another device, and all with poisoned memory."""
     parser.addoption("--device", default="cpu", help="where tests/core/scan runs: cpu or cuda")
+    parser.addoption("--poisoned", action="store_true", help="fill uninitialised memory with NaN")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,9 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def uninitialised_memory() -> Iterator[None]:
-    """Fill uninitialised memory with NaN in all tests, so that a read of it shows."""
-    with poisoned():
+def uninitialised_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--poisoned`` fill uninitialised memory with NaN, so that a read of it shows."""
+    with poisoned() if request.config.getoption("--poisoned") else nullcontext():
         yield
 
 

@@ -1,8 +1,8 @@
 """Uninitialised memory that shows: NaN, the largest integer or True wherever torch leaves it open.
 
-What reads it before writing then fails in every test. Child processes of tests run without this,
-and so does what torch compiles or allocates in C++. Dispatch modes do not see the fill, so counts
-of operations and of memory stay those of the package.
+`pytest --poisoned` runs with it: what reads memory before writing then fails. Child processes of
+tests run without this, and so does what torch compiles or allocates in C++. Dispatch modes do not
+see the fill, so counts of operations and of memory stay those of the package.
 """
 
 import functools
