@@ -152,9 +152,8 @@ def test_tools_get_the_task_that_a_policy_was_trained_on(changed):
     camera, blind = DEMO.with_name("demo-camera.yaml"), "env.observations.camera.depth.scale=0.0"
     experiment = changed(camera, policies__student__task_overrides=["env.a=1"])
     stages, outputs = lay_out(experiment), {n: f"{n}/model_1.pt" for n in experiment.policies}
-    overrides = {"evaluate-blind": ["env.a=1", blind]} | dict.fromkeys(
-        ("evaluate-student", "memory", "export"), ["env.a=1"]
-    )
+    overrides = {name: ["env.a=1"] for name in ("evaluate-student", "memory", "export")}
+    overrides["evaluate-blind"] = ["env.a=1", blind]
     for name, expected in overrides.items():
         args = command_parser().parse_args(stages[name].command(outputs)[1:])
         assert (args.overrides, args.device) == (expected, "cpu"), name
