@@ -26,10 +26,6 @@ RND = {
 
 
 CASES = {
-    "with a teacher that acts": (
-        "distillation",
-        {"buffer_rollouts": 0, "teacher_action_share": 0.5, "teacher_action_updates": 5},
-    ),
     "with a replay buffer": (
         "distillation",
         {"buffer_rollouts": 2, "save_buffer": True, "num_mini_batches": 2},
