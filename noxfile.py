@@ -37,7 +37,6 @@ MJLAB = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
 MJLAB_SIMULATED = (
     *MJLAB,
     "tests/integrations/test_rendered_robots.py",
-    "tests/integrations/test_resumed_command.py",
     "-m",
     "not soak",  # also the long ones
 )
