@@ -37,17 +37,6 @@ def networks_of_heads(algorithm: Any) -> list[torch.nn.Module]:
     return [network for networks in modules for network in networks]
 
 
-def start_states(algorithm: Any) -> Any:
-    """Return the states at the start of an update."""
-    return algorithm.states if hasattr(algorithm, "states") else algorithm.experience.start_state
-
-
-def trained_parameters(algorithm: Any) -> list[torch.nn.Parameter]:
-    """Return the parameters that an algorithm's optimisers train."""
-    groups = [group for opt in algorithm.transaction.optimizers for group in opt.param_groups]
-    return [parameter for group in groups for parameter in group["params"]]
-
-
 def everything(algorithm: Any) -> Any:
     """Copy all that an update changes: models, normalisers, optimisers and the learning rate."""
     transaction = algorithm.transaction
