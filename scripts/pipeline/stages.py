@@ -177,6 +177,7 @@ def _memory(experiment: Experiment, device: str) -> Stage:
     """Return the measurement of the memory of the policy that is exported."""
     name = experiment.export.policy
     where = {"device": device, "task": _task(experiment, name)}
+    where |= {"num_envs": "32", "steps": "100"}  # enough to see how far back it looks
     overrides = _task_overrides(experiment, name)
     return Stage(
         name="memory",
