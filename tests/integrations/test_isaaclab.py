@@ -189,7 +189,7 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     obs["skill"] = torch.tensor([[1.0], [0.0]])
     teachers = model_class(obs, cfg.obs_groups, "teacher", 3, **options)
     assert isinstance(teachers, SelectedTeachers)
-    assert teachers.names == ("walk", "climb")
+    assert [*teachers.teachers] == ["walk", "climb"]
     assert teachers.obs_groups == ["state", "policy"]
     assert teachers.teachers["climb"].rnn.rnn.hidden_size == 7
     written = read_config(tmp_path / "agent.yaml")

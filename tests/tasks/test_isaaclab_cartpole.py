@@ -3,7 +3,7 @@
 import pytest
 from support.isaaclab_process import columns, look_at
 
-pytestmark = pytest.mark.isaaclab
+pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
 TASK = "Tbptt-Cartpole-Occluded"
 NUM_ENVS = 64

@@ -10,6 +10,7 @@ from support.isaaclab_process import columns, look_at
 
 pytestmark = [
     pytest.mark.isaaclab,
+    pytest.mark.long,
     pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
 ]
 

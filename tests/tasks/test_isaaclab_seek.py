@@ -16,6 +16,7 @@ from rsl_tbptt_tasks.isaaclab.seeking import DETOUR, WALL_LENGTH, shortest_way
 
 pytestmark = [
     pytest.mark.isaaclab,
+    pytest.mark.long,
     pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
 ]
 
