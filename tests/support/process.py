@@ -102,7 +102,7 @@ def train(
     torch.set_default_dtype(torch.float64)
     run, first = Path(folder), sum(SHARES[num_ranks][:rank])
     if event == "stands still":  # as in docs/howto/cluster.md
-        ranks = {"rank": rank, "world_size": num_ranks}
+        ranks: dict[str, Any] = {"rank": rank, "world_size": num_ranks}
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=10), **ranks)
     last, here = first + SHARES[num_ranks][rank], rank == num_ranks - 1
     env = EventfulEnv(first, last, event if here else "", step_s)

@@ -123,6 +123,13 @@ def test_the_weight_falls_over_the_updates(options, coefs, tmp_path):
     assert coefs_of(algorithm, 0, len(coefs)) == pytest.approx(coefs)
 
 
+def test_at_weight_zero_the_teacher_does_not_run(tmp_path, monkeypatch):
+    algorithm = make_imitating(teacher_file(tmp_path), teacher_updates=1)
+    assert coefs_of(algorithm, 0, 1) == [0.8]
+    monkeypatch.setattr(algorithm.imitation.model, "forward", lambda *_, **__: pytest.fail("ran"))
+    assert coefs_of(algorithm, 1, 2) == [0.0]
+
+
 def test_a_resumed_run_continues_the_schedule_without_the_file(tmp_path):
     options = {"teacher_updates": 9, "teacher_coef_end": 0.1}
     source = make_imitating(teacher_file(tmp_path, "mlp"), "mlp", **options)
