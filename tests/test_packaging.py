@@ -29,12 +29,13 @@ print(importlib.resources.files("rsl_tbptt_tasks").joinpath("isaaclab/assets/car
 """
 
 
-def files_in_checkout(pattern: str) -> set[str]:
+def files_in_checkout(pattern: str = "*") -> set[str]:
     """Return the files in the packages that match a pattern, under their installed names."""
     return {
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in FOLDERS.items()
         for path in (ROOT / folder).rglob(pattern)
+        if path.is_file() and path.parent.name != "__pycache__"
     }
 
 
@@ -58,11 +59,8 @@ def install_wheel(folder, extras):
     return folder
 
 
-PATTERNS = ("*.py", "*.c", "*.j2", "*.usda", "*.png", "*.md", "*.toml", "py.typed")
-
-
 def expected_files():
-    found = set().union(*map(files_in_checkout, PATTERNS))
+    found = files_in_checkout()
     assert {"rsl_tbptt/py.typed", "rsl_tbptt_tasks/isaaclab/assets/cartpole.usda"} < found
     return found
 
