@@ -52,9 +52,10 @@ def test_checkpoints_are_interchangeable_with_rsl_rl(build, writer, reader, opti
     assert set(checkpoint) - {"rsl_tbptt"} == set(target.save()) - {"rsl_tbptt"}
     assert target.load(checkpoint, None, strict=True) is True
     assert torch.equal(parameters_of(target), parameters_of(source))
-    assert target.learning_rate == source.learning_rate
-    states = [each.optimizer.state_dict()["state"] for each in (target, source)]
-    assert states[0].keys() == states[1].keys()
+    read, written = (each.optimizer.state_dict() for each in (target, source))
+    assert read["state"].keys() == written["state"].keys()
+    # The rate is the optimizer's: rsl_rl 5.0's PPO does not copy it to its `learning_rate`.
+    assert read["param_groups"][0]["lr"] == written["param_groups"][0]["lr"]
     if build is make:
         assert target.teacher_loaded
     if reader is TbpttDistillation:
