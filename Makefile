@@ -25,7 +25,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default each experiment has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
-.PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
+.PHONY: demo demo-mjlab demo-camera test test-fast test-matrix finetune curves distillation \
 	distillation-mjlab bench gpu docs site site-links site-looks lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
@@ -34,14 +34,8 @@ demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 fo
 demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, PYTHON=3.10 (to 3.13)
 	$(MJLAB)/bin/python -m scripts.pipeline configs/demo-mjlab.yaml $(RUN_OPTIONS)
 
-demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVICE and RUN as above
-	$(PY) -m scripts.pipeline configs/demo-pup.yaml $(RUN_OPTIONS)
-
 demo-camera: $(INSTALLED)  ## the same with a student that sees only depth frames; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-camera.yaml $(RUN_OPTIONS)
-
-demo-seek: $(INSTALLED)  ## the same with a legged robot that walks to a pillar it saw; DEVICE and RUN as above
-	$(PY) -m scripts.pipeline configs/demo-seek.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run the tests of everything but scripts/ with the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest -n 2 --dist loadgroup --ignore=tests/scripts $(REPORTS:%=--junitxml=%/test.xml)

@@ -38,8 +38,6 @@ _register(
     "cartpole_camera:CameraCartpoleEnvCfg",
     "cartpole_camera_agents:CartpoleCamera",
 )
-_register("Tbptt-Velocity-Flat-Pup", "pup:PupFlatEnvCfg", "pup_agents:Pup")
-_register("Tbptt-Seek-Pup", "pup_seek:PupSeekEnvCfg", "pup_seek_agents:PupSeek")
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
     for _ground, _sees in (("Flat", ""), ("Rough", ""), ("Rough", "Scan")):
         _register(

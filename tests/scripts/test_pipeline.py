@@ -25,7 +25,7 @@ from scripts.pipeline.run import Record, run_stages
 from scripts.pipeline.stages import pipeline_stages
 from scripts.pipeline.sweep import load_sweep
 
-SHARES = {"demo": 0.99, "demo-mjlab": 0.95, "demo-pup": 0.9, "demo-camera": 0.98, "demo-seek": 0.85}
+SHARES = {"demo": 0.99, "demo-mjlab": 0.95, "demo-camera": 0.98}
 MJLAB = DEMO.with_name("demo-mjlab.yaml")
 
 
