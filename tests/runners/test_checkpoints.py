@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.safe_runs import RUNNERS, STEPS, STOCK, assert_same, make_runner, names, train_cfg
+from support.inside import assert_same
+from support.safe_runs import RUNNERS, STEPS, STOCK, make_runner, names, train_cfg
 
 from rsl_tbptt.checkpoints.writing import KeptCheckpoints, NotWrittenError, save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner

@@ -8,16 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from support.safe_runs import (
-    NUM_ENVS,
-    STEPS,
-    STOCK,
-    DisturbedEnv,
-    assert_same,
-    make_runner,
-    names,
-    send,
-)
+from support.safe_runs import NUM_ENVS, STEPS, STOCK, DisturbedEnv, die, make_runner, names, send
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.find_nan import check_nan
@@ -161,29 +152,6 @@ def test_a_value_on_another_device_is_named():
     with pytest.raises(ValueError, match=r"^dones is on meta, expected cpu, where .*\.to\('cpu'\)"):
         runner.alg.process_env_step(obs, zeros, zeros.to("meta"), {})
     runner.alg.process_env_step(obs, zeros, zeros, {})
-
-
-def die():
-    raise RuntimeError("the simulator died")
-
-
-def test_iterations_before_a_failed_step_are_kept(tmp_path):
-    env = DisturbedEnv({3 * STEPS + 4: die})
-    runner = make_runner(tmp_path, "ppo", env=env, save_interval=100)
-    with pytest.raises(RuntimeError, match="the simulator died"):
-        runner.learn(6)
-    assert (runner.num_iterations, runner.current_learning_iteration) == (3, 2)
-    assert names(tmp_path) == ["model_0.pt", "model_2.pt"]
-    whole = make_runner(tmp_path / "whole", "ppo")
-    whole.learn(3)
-    resumed = make_runner(tmp_path, "ppo")
-    resumed.load(str(tmp_path / "latest"))
-    assert resumed.num_iterations == 3
-    assert_same(*(r.alg.get_policy().state_dict() for r in (resumed, whole)))
-    # Half a rollout was taken. Its episodes and random numbers are not continued.
-    assert resumed._resumed.keys() == {"counters"}
-    resumed.learn(1)
-    assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
 
 
 def test_an_existing_file_is_not_written_again(tmp_path):

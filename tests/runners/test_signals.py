@@ -5,7 +5,8 @@ import threading
 import time
 
 import pytest
-from support.safe_runs import DisturbedEnv, assert_same, names, send
+from support.inside import assert_same
+from support.safe_runs import DisturbedEnv, names, send
 from support.safe_runs import make_runner as make
 
 from rsl_tbptt.core.distributed import Ranks

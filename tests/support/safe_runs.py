@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rsl_tbptt.runners import TbpttDistillationRunner, TbpttOnPolicyRunner
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -25,14 +24,21 @@ STOCK = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 class DisturbedEnv(RecallEnv):
     """Calls functions before some of its steps, counted from 1."""
 
-    def __init__(self, at: Mapping[int, Callable[[], object]]) -> None:
-        super().__init__(NUM_ENVS, 3)
+    def __init__(
+        self, at: Mapping[int, Callable[[], object]], num_envs: int = NUM_ENVS, seed: int = 0
+    ) -> None:
+        super().__init__(num_envs, 3, seed=seed)
         self.at, self.num_steps = at, 0
 
     def step(self, actions: torch.Tensor) -> tuple:
         self.num_steps += 1
         self.at.get(self.num_steps, lambda: None)()
         return super().step(actions)
+
+
+def die() -> None:
+    """Fail as a simulator does."""
+    raise RuntimeError("the simulator died")
 
 
 def send(number: int) -> Callable[[], None]:
@@ -93,12 +99,3 @@ def make_runner(
     if kind == "distillation":
         runner.alg.teacher_loaded = True
     return runner
-
-
-def assert_same(one: Any, other: Any) -> None:
-    """Check that two values from checkpoints are equal, to the bit."""
-    keys, leaves = tree_flatten_with_path(one)[0], tree_flatten_with_path(other)[0]
-    assert [key for key, _ in keys] == [key for key, _ in leaves]
-    for (key, ours), (_, expected) in zip(keys, leaves, strict=True):
-        same = torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
-        assert same, keystr(key)
