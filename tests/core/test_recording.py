@@ -70,12 +70,12 @@ class Training:
 def train(recorder, training, step=None, num_steps=6, **fixed):
     """Return losses, state and parameters after a few steps; each has other inputs."""
     device, losses = training.rate.device, []
-    state = torch.zeros(2, device=device)
+    state = torch.zeros(2, device=device), torch.ones(2, device=device)
     torch.manual_seed(1)
     for inputs in torch.randn(num_steps, 4, 3).to(device):
         loss, state = recorder(step or training.step, inputs, state, **fixed)
         losses.append(loss)
-    return torch.stack([*losses, state]), torch.cat([p.flatten() for p in training.parameters])
+    return torch.stack([*losses, *state]), torch.cat([p.flatten() for p in training.parameters])
 
 
 def assert_equal(results, expected):
@@ -97,13 +97,6 @@ def num_recordings(recorder):
     return sum(form.recording is not None for form in recorder._forms.values())
 
 
-def test_a_recorded_training_is_equal_to_the_bit_and_not_called_again(recorder):
-    training = Training()
-    assert_equal(train(recorder, training), train(Recorder("cpu"), Training()))
-    assert num_recordings(recorder) == 1
-    assert training.num_calls == 3
-
-
 def test_a_cpu_runs_steps_as_they_are():
     recorder, tensor = Recorder("cpu"), torch.ones(2)
     assert run(recorder, lambda tensor: tensor, tensor) is tensor
@@ -120,62 +113,26 @@ def test_results_belong_to_the_caller(recorder):
     assert_equal(recorder(add, one, one), one + 1)
 
 
-@pytest.mark.parametrize("kind", [None, "tensor", "pair"])
-def test_hidden_states_of_all_kinds(recorder, kind):
-    zero = torch.zeros(1, 2, 3)
-    state = {None: None, "tensor": zero, "pair": (zero, zero + 1)}[kind]
-    expected = hidden_state.apply(lambda tensor: tensor + 5, state)
-    for _ in range(5):
-        state = recorder(lambda state: hidden_state.apply(lambda x: x + 1, state), state)
-    assert type(state) is type(expected)
-    assert_equal(hidden_state.as_tensors(state), hidden_state.as_tensors(expected))
-
-
-def test_a_tensor_that_moved_is_stale_until_it_is_followed(recorder):
-    live = SimpleNamespace(tensor=torch.zeros(2))
-
-    def step():
-        live.tensor.add_(1)
-
-    recorder.follow([live.tensor, None])
-    run(recorder, step)
-    recorder.follow([live.tensor, None])
-    assert num_recordings(recorder) == 1
-    live.tensor = live.tensor.clone()
-    recorder(step)
-    assert_equal(live.tensor, torch.full((2,), 4.0))
-    recorder.follow([live.tensor, None])
-    assert num_recordings(recorder) == 0
-    recorder(step)
-    assert_equal(live.tensor, torch.full((2,), 5.0))
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensor: tensor.requires_grad_(),
+        torch.Tensor.clone,
+        torch.Tensor.requires_grad_,
         lambda tensor: tensor[:2],
-        lambda tensor: tensor.t(),
+        torch.Tensor.t,
         lambda tensor: tensor.view(torch.int32),
         lambda tensor: None,
     ],
 )
 def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
     tensor = torch.zeros(3, 3)
-    recorder.follow([tensor])
-    run(recorder, add, torch.ones(2), torch.ones(2))
-    recorder.follow([tensor])
+    for _ in range(2):
+        recorder.follow([tensor, None])
+        run(recorder, tensor.add_, torch.ones(3, 3))
     assert num_recordings(recorder) == 1
-    recorder.follow([change(tensor)])
+    assert_equal(tensor.detach(), torch.full((3, 3), 8.0))
+    recorder.follow([change(tensor), None])
     assert num_recordings(recorder) == 0
-
-
-def test_python_numbers_are_those_of_the_recording(recorder):
-    numbers = SimpleNamespace(scale=1.0)
-    scaled = lambda tensor: tensor * numbers.scale  # noqa: E731
-    run(recorder, scaled, one := torch.ones(2))
-    numbers.scale = 2.0
-    assert_equal(recorder(scaled, one), one)
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, lambda x: x[x > 0]])
@@ -248,17 +205,6 @@ def test_forms_are_bounded(recorder, monkeypatch):
     recorder.forget()
     assert recorder.reason is None
     run(recorder, add, tensors[2], tensors[2])
-    assert num_recordings(recorder) == 1
-
-
-def test_an_error_of_a_step_reaches_the_caller(recorder):
-    def step(tensor):
-        raise RuntimeError("no")
-
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="no"):
-            recorder(step, torch.ones(1))
-    assert_equal(run(recorder, add, torch.ones(1), torch.ones(1)), torch.full((1,), 2.0))
     assert num_recordings(recorder) == 1
 
 
@@ -347,7 +293,7 @@ def test_a_captured_step_runs_once(fake_cuda):
     recorder, training = Recorder("cuda"), Training()
     fake_cuda.live = training.tensors
     results = train(recorder, training, branches=recorder)
-    assert num_recordings(recorder) == 1
+    assert (num_recordings(recorder), training.num_calls) == (1, 3)
     assert_equal(results, train(Recorder("cpu"), Training()))
 
 
@@ -422,16 +368,6 @@ def test_nothing_is_recorded_inside_the_callers_capture(fake_cuda):
     assert not recorder._forms
 
 
-def test_steps_run_after_earlier_and_before_later_work(fake_cuda):
-    recorder, streams = Recorder("cuda"), []
-    run(recorder, lambda: streams.append(fake_cuda.current), times=5)
-    aside = streams[0]
-    assert streams == [aside] * 3
-    assert aside is not fake_cuda.first
-    assert aside.waited == [fake_cuda.first] * 3
-    assert fake_cuda.first.waited == [aside] * 3
-
-
 def test_branches_have_streams_and_join(fake_cuda):
     recorder, seen = Recorder("cuda"), []
 
@@ -445,6 +381,7 @@ def test_branches_have_streams_and_join(fake_cuda):
     recorder(step)
     step_stream, first, second, waited = seen
     assert len({fake_cuda.first, step_stream, first, second}) == 4
+    assert fake_cuda.first.waited == [step_stream]
     assert first.waited == second.waited == [step_stream]
     assert waited == [fake_cuda.first, first, second]
     run(recorder, step, times=3)
