@@ -10,9 +10,7 @@ from rsl_rl.algorithms import Distillation
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support import controllers
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.helpers import make_distillation, roll_out
 
-from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.runners import TbpttDistillationRunner, TbpttOnPolicyRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -127,20 +125,6 @@ def test_arguments_come_from_the_config_and_a_callable_may_be_given():
     cfg = distillation_cfg() | {"teacher": with_gain}
     runner = DistillationRunner(RecallEnv(4, 3), copy.deepcopy(cfg), log_dir=None)
     assert labels_of(runner).unique().tolist() == [-3.0, 0.0, 3.0]
-
-
-def last_of(obs):
-    return obs["state"][:, :2]
-
-
-def test_a_function_may_be_given():
-    made = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
-    teacher: Any = last_of
-    algorithm = TbpttDistillation(made.student, teacher, made.storage, gradient_length=3)
-    roll_out(algorithm, 0)
-    algorithm.update()
-    stored = algorithm.storage
-    assert torch.equal(stored.privileged_actions, stored.observations["state"][..., :2])
 
 
 def several(teacher: str, **options: Any) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
@@ -15,9 +13,6 @@ from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import action_head, parts_of
-from rsl_tbptt.tools.robot.export import export_torchscript, onnx_model
-from rsl_tbptt.tools.robot.golden import draw
-from rsl_tbptt.tools.robot.verify import run_torchscript
 
 T, N = 7, 3
 TOLERANCE = 1e-5
@@ -226,28 +221,6 @@ def test_the_exported_network_is_the_one_that_acts(bases):
         state = state or exported.get_dummy_inputs()[len(inputs) :]
         action, *state = exported(*inputs, *state)
         torch.testing.assert_close(action, model(obs), atol=TOLERANCE, rtol=TOLERANCE)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["CNNRNNModel head and get_latent", "RecurrentModel cell"])
-def test_files_act_like_the_model(tmp_path, name):
-    model = build(MODELS[name])
-    obs = make_obs(1, images=True)
-    groups = {group: obs[group] for group in model.group_shapes}
-    golden = draw(model, {}, groups, 6, seed=0)
-    export_torchscript(model.as_onnx(), tmp_path / "policy.pt")
-    scripted = run_torchscript(tmp_path / "policy.pt", golden)
-    np.testing.assert_allclose(scripted, golden["actions"], atol=TOLERANCE, rtol=TOLERANCE)
-    step = model.as_onnx()
-    session = onnxruntime.InferenceSession(onnx_model(step).SerializeToString())
-    state = zeros = {name: each.numpy() for name, each in step.state.items()}
-    for t, starts in enumerate(golden["reset"]):
-        state = zeros if starts else state
-        seen = {group: golden[f"obs/{group}"][[t]] for group in groups}
-        actions, *after = session.run(None, {**seen, **state})
-        state = dict(zip(state, after, strict=True))
-        found = np.asarray(actions)[0]
-        np.testing.assert_allclose(found, golden["actions"][t], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_only_a_changed_forward_pass_is_run_step_by_step():

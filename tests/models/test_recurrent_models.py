@@ -142,37 +142,6 @@ def test_parts_that_do_not_fit_are_run_again(monkeypatch, num_rows, num_again):
     assert sum(rows) == num_again
 
 
-@pytest.mark.parametrize("groups", [["policy", "camera"], ["camera"]])
-@pytest.mark.parametrize("doubled", [False, True])
-def test_features_of_repeated_frames_are_those_of_every_step(groups, doubled):
-    class Doubled(CNNRNNModel):
-        def encode(self, obs):
-            return 2.0 * super().encode(obs)
-
-    model = seeing(Doubled if doubled else CNNRNNModel, groups)
-    obs, starts, state = rollout((5,) * N)
-    run = Replay(model, gaussian_head)
-    found = gradient(model, lambda: run(seen_by(model, obs), state, starts))
-    expected = gradient(model, lambda: stepwise(model)(obs, state, starts))
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
-
-
-def seeing(model_class, groups=("policy", "camera")):
-    torch.manual_seed(1)
-    obs = make_obs(N, images=True)
-    return model_class(
-        obs,
-        {"student": [*groups]},
-        "student",
-        ACTION_DIM,
-        cnn_cfg=CNN,
-        rnn_hidden_dim=6,
-        hidden_dims=[8],
-        distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0},
-    )
-
-
 def test_without_an_encoder_it_is_rsl_rls_model():
     obs, groups = make_obs(N), {"student": ["policy"]}
     options = {"hidden_dims": [8], "rnn_type": "gru", "rnn_hidden_dim": 6}
