@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 import yaml
 
 from rsl_tbptt.files import write_json
-from scripts.pipeline import curves
-from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
+from scripts.pipeline.experiments import FINETUNE, load_experiment
 from scripts.pipeline.learning import (
     Learning,
     compare,
@@ -178,27 +176,3 @@ def test_costs_worked_by_hand():
     assert (row["collecting"], row["learning"]) == (10.0, 2.0)
     table = format_markdown([row], "teacher", SWEEP)
     assert "| 410,508 | 1.00 |" in re.sub(" +", " ", table)
-
-
-def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys):
-    def finished_before(stages, folder, device, jobs, minutes):
-        assert (folder, device, jobs) == (tmp_path, "cpu", 2)
-        policies = [name for name in records if not name.startswith("evaluate")]
-        names = {*policies, *(f"evaluate-{name}" for name in policies)}
-        assert {stage.name for stage in stages} == names == {*records}
-        return records
-
-    monkeypatch.setattr(curves, "run_stages", finished_before)
-    sweep = yaml.safe_load((REPOSITORY / "configs" / "learning_curves.yaml").read_text())
-    sweep |= {"experiment": str(FINETUNE), "seeds": [7]}
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
-    figure = tmp_path / "curves.svg"
-    arguments = [str(tmp_path / "sweep.yaml"), "--output", str(tmp_path), "--figure", str(figure)]
-    monkeypatch.setattr("sys.argv", ["curves.py", *arguments, "--jobs", "2"])
-    assert curves.main() == 0
-    report = (tmp_path / "report.md").read_text()
-    assert "| scratch | 7 | 8.000 | 160.0% |" in re.sub(" +", " ", report)
-    assert "](curves.svg)" in report
-    assert f"torch {version('torch')}" in report
-    assert report in capsys.readouterr().out
-    assert figure.read_text().endswith("</svg>\n")

@@ -69,21 +69,16 @@ def test_every_policy_has_every_seed_and_extra_evaluations(tmp_path):
     assert "--output=evaluation/scratch-4-after-20.json" in words
 
 
-def test_tasks_have_the_same_policies_and_their_own_length(tmp_path):
+def test_tasks_have_the_same_policies_and_their_own_length_and_a_quick_sweep_tries_them(tmp_path):
     tasks = {"short": {"task": "A"}, "long": {"task": "B", "times": 3}}
-    sweep, experiment = load_sweep(write_sweep(tmp_path, tasks=tasks, num_envs=5, episodes=7))
+    changes = {"num_envs": 5, "episodes": 7, "evaluate_after": {"scratch": [1]}}
+    sweep, experiment = load_sweep(write_sweep(tmp_path, tasks=tasks, **changes))
     assert (experiment.num_envs, experiment.evaluation.episodes) == (5, 7)
     one = one_task_each(sweep, experiment)
     assert {name: each.task for name, each in one.items()} == {"short": "A", "long": "B"}
     lengths = [one[name].policies["finetuned"].iterations for name in tasks]
     assert lengths == [40, 120]
-    sweep, _ = load_sweep(write_sweep(tmp_path))
-    assert one_task_each(sweep, experiment) == {"": experiment}
-
-
-def test_a_quick_sweep_only_tries_its_commands(tmp_path):
-    file = write_sweep(tmp_path, evaluate_after={"scratch": [1]})
-    sweep, experiment = smallest(*load_sweep(file))
+    sweep, experiment = smallest(sweep, experiment)
     assert (len(sweep.seeds), sweep.evaluate_after) == (1, {})
     assert {policy.iterations for policy in experiment.policies.values()} == {2}
     (*_, evaluates) = sweep_stages(sweep, experiment, "cpu")
