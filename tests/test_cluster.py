@@ -68,12 +68,11 @@ def folder(tmp_path):
     for name, text in SCRIPTS.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "bin").mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+    # With a link, Python would run outside its environment.
+    python = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("python", python)):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
-    # With a link, Python would run outside its environment.
-    (tmp_path / "bin" / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (tmp_path / "bin" / "python").chmod(0o755)
     return tmp_path
 
 
