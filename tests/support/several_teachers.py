@@ -70,17 +70,16 @@ def select(config: dict[str, Any], selector: Any = "skill", num_envs: int = N) -
 
 def make(
     config: dict[str, Any],
-    num_envs: int = N,
+    selector: Any = "skill",
     algorithm: Any = TbpttDistillation,
     **options: Any,
 ) -> Any:
     """Build an algorithm; by default ours passes once over a rollout."""
     if algorithm is TbpttDistillation:
         options = {"update_length": T, **ONE_PASS, **options}
-    teachers: Any = select(config, num_envs=num_envs)
-    student = make_model("student", "lstm", num_envs, seed=1)
-    obs = first_obs(num_envs)
-    storage = RolloutStorage("distillation", num_envs, T, obs, [ACTION_DIM], "cpu")
+    teachers: Any = select(config, selector)
+    student = make_model("student", "lstm", N, seed=1)
+    storage = RolloutStorage("distillation", N, T, first_obs(), [ACTION_DIM], "cpu")
     built = algorithm(student, teachers, storage, gradient_length=3, **options)
     built.train_mode()
     return built
