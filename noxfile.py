@@ -33,7 +33,11 @@ OF_A_RELEASE = (
     "tests/runners/test_checkpoints.py",
 )
 """What depends on rsl_rl's release."""
-MJLAB = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
+MJLAB = (
+    "tests/integrations/test_mjlab*.py",
+    "tests/tasks/test_mjlab_*.py",
+    "tests/tasks/test_configs.py",
+)
 MJLAB_SIMULATED = (
     *MJLAB,
     "tests/integrations/test_rendered_robots.py",

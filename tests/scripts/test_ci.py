@@ -96,6 +96,7 @@ def test_a_row_runs_the_files_of_its_patterns_with_its_releases(row, tmp_path):
     assert outcomes == Counter(passed=3)
     files = (
         "tests/integrations/test_mjlab.py tests/tasks/test_mjlab_a.py tests/tasks/test_mjlab_b.py"
+        " tests/tasks/test_configs.py"
     )
     assert f"xml {files}\n" in result.stdout
     assert (tmp_path / "path").read_text() == f"{tmp_path / '.rsl_rl' / '5.5.1'}\n"
