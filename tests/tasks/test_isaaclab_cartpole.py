@@ -1,21 +1,27 @@
-"""The occluded cartpole in real physics, measured in Isaac Lab's process."""
+"""The occluded cartpole and its camera in real physics, measured in Isaac Lab's process."""
 
 import pytest
+from support.frames import check_frames
 from support.isaaclab_process import columns, look_at
 
 pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
-TASK = "Tbptt-Cartpole-Occluded"
 NUM_ENVS = 64
+PHYSICS = [("mass", 0, 0.7, 1.4), ("mass", 1, 0.15, 0.6)]
+PHYSICS += [("damping", 0, 0.0, 0.2), ("damping", 1, 0.0, 0.004)]
+"""Ranges of cart and pole."""
 
 
 def launch():
-    return look_at(TASK, NUM_ENVS, measure)
+    return look_at("Tbptt-Cartpole-Occluded", NUM_ENVS, measure)
 
 
 def measure(env):
     """Return all values that the tests check."""
     import torch
+    from tensordict import TensorDict
+
+    from rsl_tbptt.checkpoints.robot import describe_robot
 
     robot = env.scene["robot"]
     env.reset()
@@ -49,6 +55,7 @@ def measure(env):
     elsewhere = observe()
     bodies = [robot.body_names.index(name) for name in ("cart", "pole")]
     return {
+        "robot": describe_robot(env, TensorDict(still, batch_size=[NUM_ENVS])),
         "still": still,
         "moving": moving,
         "elsewhere": elsewhere,
@@ -69,18 +76,15 @@ def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
 
 
-def test_student_sees_positions_and_not_velocities(seen):
+def test_only_the_teacher_sees_velocities_and_the_randomised_physics(seen):
     assert seen["moving"]["policy"] == seen["still"]["policy"]
     assert seen["elsewhere"]["policy"] != seen["still"]["policy"]
     assert len(seen["still"]["policy"][0]) == 2
-
-
-def test_teacher_sees_velocities(seen):
     still, moving = columns(seen["still"]["teacher"]), columns(seen["moving"]["teacher"])
-    changed = [i for i in range(len(still)) if still[i] != moving[i]]
-    assert changed == [2, 3]
+    assert [i for i in range(len(still)) if still[i] != moving[i]] == [2, 3]
     assert moving[2] == pytest.approx([0.5 * 0.7] * NUM_ENVS)
     assert moving[3] == pytest.approx([2.0 * -0.4] * NUM_ENVS)
+    assert still[4:] == columns(seen["mass"]) + columns(seen["damping"])
 
 
 def test_student_noise_has_the_configured_size_and_the_teacher_none(seen):
@@ -89,32 +93,50 @@ def test_student_noise_has_the_configured_size_and_the_teacher_none(seen):
     assert seen["teacher_spread"] == 0.0
 
 
-def test_teacher_sees_the_randomised_physics(seen):
-    teacher = columns(seen["still"]["teacher"])
-    assert teacher[4:] == columns(seen["mass"]) + columns(seen["damping"])
-
-
-@pytest.mark.parametrize(
-    ("quantity", "column", "low", "high"),
-    [
-        ("mass", 0, 0.7, 1.4),
-        ("mass", 1, 0.15, 0.6),
-        ("damping", 0, 0, 0.2),
-        ("damping", 1, 0, 0.004),
-    ],
-)
-def test_physics_differs_between_environments_within_its_range(seen, quantity, column, low, high):
-    values = columns(seen[quantity])[column]
-    assert len(set(values)) == NUM_ENVS
-    assert low - 1e-6 <= min(values) < low + 0.2 * (high - low)
-    assert high - 0.2 * (high - low) < max(values) <= high + 1e-6
+def test_physics_differs_within_its_range_and_checkpoints_describe_the_robot_as_built(seen):
+    for quantity, column, low, high in PHYSICS:
+        values = columns(seen[quantity])[column]
+        assert len(set(values)) == NUM_ENVS
+        assert low - 1e-6 <= min(values) < low + 0.2 * (high - low)
+        assert high - 0.2 * (high - low) < max(values) <= high + 1e-6
+    robot = seen["robot"]
+    assert robot["joint_names"] == ["slider_to_cart", "cart_to_pole"]
+    assert (robot["joint_stiffness"], robot["joint_damping"]) == ([0.0, 0.0], [0.1, 0.002])
+    groups = robot["observation_groups"]
+    noisy = {name: {term["noisy"] for term in groups[name]["terms"]} for name in groups}
+    assert noisy == {"policy": {True}, "teacher": {False}}
 
 
 def test_the_episode_continues_inside_the_limits_and_ends_outside(seen):
     inside = seen["inside"]
     assert min(inside["reward"]) > 0.0
-    assert not any(inside["terminated"])
-    assert not any(inside["truncated"])
+    assert not any(inside["terminated"] + inside["truncated"])
     assert seen["max_episode_length"] == 240
-    assert all(seen["cart_out"]["terminated"])
-    assert all(seen["pole_out"]["terminated"])
+    assert all(seen["cart_out"]["terminated"] + seen["pole_out"]["terminated"])
+
+
+def launch_camera():
+    return look_at("Tbptt-Cartpole-Camera", 6, follow, make_exact)
+
+
+def make_exact(env_cfg):
+    exact = {"noise": 0.0, "missing_pixels": 0.0, "lost_frames": 0.0}
+    env_cfg.observations.camera.depth.params |= exact
+
+
+def follow(env):
+    """Return frames while a force moves the cart."""
+    import torch
+
+    robot, frames, carts = env.scene["robot"].data, [env.reset()[0]["camera"][:, 0]], []
+    [term] = env.observation_manager._group_obs_term_cfgs["camera"]
+    latencies = term.func._latency.clone()
+    for _ in range(11):
+        carts.append(robot.joint_pos.torch[:, 0].clone())
+        frames.append(env.step(torch.full((6, 1), 0.2))[0]["camera"][:, 0])
+    return {"frames": frames[:-1], "carts": carts, "latencies": latencies}
+
+
+def test_a_frame_shows_where_the_cart_was_when_it_was_taken(isaaclab):
+    seen = isaaclab.call(f"{__file__}:launch_camera")[0]
+    check_frames(**seen, period=3, rows=slice(30, 31))

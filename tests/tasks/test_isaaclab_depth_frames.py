@@ -76,47 +76,23 @@ def wall(seen):
     return seen[:, 0, 2:].flatten(1).mean(1)
 
 
-def test_a_frame_repeats_until_the_next_even_if_read_twice_in_a_step(env):
-    step, seen = Frames(env), []
-    for _ in range(9):
-        seen.append(wall(step())[0])
-        assert wall(step.term(env, **step.params))[0] == seen[-1]
-    seen = torch.stack(seen)
-    expected = [0, 0, *[nearness(3)] * 3, *[nearness(6)] * 3, nearness(9)]
-    assert seen.tolist() == pytest.approx(expected)
-    assert env.camera.rendered == 3
-
-
-def test_frames_are_late_by_the_latency_of_their_episode(env):
+def test_environments_see_the_newest_frame_of_their_episode_that_has_arrived(env):
     torch.manual_seed(0)
-    step = Frames(env, period=5, max_latency=4)
-    late = step.term._latency.clone()
-    assert len(set(late.tolist())) > 1
-    seen = torch.stack([wall(step()) for _ in range(14)])
-    for row, latency in enumerate(late.tolist()):
-        first = 5 + latency
-        assert not seen[: first - 1, row].any()
-        assert seen[first - 1 : first + 4, row].tolist() == pytest.approx([nearness(5)] * 5)
-
-
-def test_an_episode_starts_without_a_frame_and_sees_none_of_the_one_before(env):
-    step = Frames(env, max_latency=2)
-    step.term._latency[:] = 2
-    for _ in range(7):
-        step()  # the frame of step 3 is seen, that of step 6 on its way
-    seen = [wall(step(reset=[1])), *(wall(step()) for _ in range(5))]
-    assert seen[0].tolist() == pytest.approx([nearness(6), 0, nearness(6), nearness(6)])
-    latency = int(step.term._latency[1])
-    assert [bool(wall_seen[1]) for wall_seen in seen] == [i >= 1 + latency for i in range(6)]
-
-
-@pytest.mark.parametrize("num_steps", [2, 3])
-def test_a_reset_clears_the_frame_of_a_rollout_and_takes_none(env, num_steps):
-    step = Frames(env)
-    with torch.inference_mode():
-        for _ in range(num_steps):
-            step()
-    assert wall(step(reset=[0])).tolist() == pytest.approx([0, *[nearness(3)] * 3])
+    step, starts, latencies = Frames(env, max_latency=2), [0] * NUM_ENVS, set()
+    for now in range(1, 100):
+        reset = (torch.rand(NUM_ENVS) < 0.1).nonzero()[:, 0].tolist()
+        with torch.inference_mode(now % 7 < 5):  # a rollout, then what follows it
+            seen = wall(step(reset)).tolist()
+            again = wall(step.term(env, **step.params)).tolist()  # after final observations
+        for row in range(NUM_ENVS):
+            starts[row] = now if row in reset else starts[row]
+            latency = int(step.term._latency[row])
+            arrived = range(starts[row] + 1, now - latency + 1)  # none is taken at the start
+            taken = [step for step in arrived if step % 3 == 0]
+            latencies.add(latency)
+            assert seen[row] == again[row] == pytest.approx(nearness(taken[-1]) if taken else 0)
+    assert latencies == {0, 1, 2}
+    assert env.camera.rendered == 33  # only when a frame is taken
 
 
 def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
@@ -141,4 +117,9 @@ def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
 
 def test_a_frame_may_not_outlast_the_next_ones_taking(env):
     with pytest.raises(ValueError, match="max_latency is 3, expected 0 to 2"):
+        Frames(env, max_latency=3)
+
+
+def test_a_frame_that_arrives_after_the_next_one_is_refused(env):
+    with pytest.raises(ValueError, match="max_latency is 3, expected 0 to 2: a frame arrives"):
         Frames(env, max_latency=3)

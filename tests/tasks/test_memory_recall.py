@@ -4,6 +4,7 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner
 from support.perfect_teacher import PerfectTeacher
+from support.safe_runs import make_runner, model_cfg
 
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -29,32 +30,26 @@ def test_the_cue_is_hidden_from_the_policy_and_known_to_the_teacher():
         assert torch.equal(obs["privileged"][:, 2].abs(), asked.float())
 
 
-def distil(gradient_length, recall_length, student_class="RNNModel", iterations=150):
+def distil(gradient_length, recall_length, model="RNNModel", iterations=150):
     """Train a student under the stock runner; return its mean reward per question."""
-    torch.manual_seed(0)
-    student = {"class_name": student_class, "hidden_dims": [32], "activation": "elu"}
-    if student_class == "RNNModel":
-        student |= {"rnn_type": "gru", "rnn_hidden_dim": 32, "rnn_num_layers": 1}
-    student["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 0.1}
-    cfg = {
-        "num_steps_per_env": 48,
-        "save_interval": 1000,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-            "gradient_length": gradient_length,
-            "learning_rate": 5e-3,
-            "num_learning_epochs": 1,
-            "num_mini_batches": 1,
-            "buffer_rollouts": 0,
-            "weight_average": False,  # it follows a student that has just begun to learn later
-        },
-        "student": student,
-        "teacher": {"class_name": PerfectTeacher},
+    memory = {"rnn_type": "gru", "rnn_hidden_dim": 32} if model == "RNNModel" else {}
+    options = {
+        "gradient_length": gradient_length,
+        "learning_rate": 5e-3,
+        "num_learning_epochs": 1,
+        "num_mini_batches": 1,
+        "buffer_rollouts": 0,
+        "weight_average": False,  # it follows a student that has just begun to learn later
     }
     env = RecallEnv(num_envs=64, recall_length=recall_length)
-    runner = DistillationRunner(env, cfg, log_dir=None)
-    runner.alg.teacher_loaded = True
+    runner = make_runner(
+        runner_class=DistillationRunner,
+        env=env,
+        algorithm=options,
+        student=model_cfg(model, hidden_dims=[32], **memory),
+        teacher={"class_name": PerfectTeacher},
+        num_steps_per_env=48,
+    )
     runner.learn(iterations)
     policy, obs = runner.get_inference_policy(), env.get_observations()
     total = count = 0.0
@@ -73,4 +68,4 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
 def test_gradient_length_decides_what_is_remembered():
     assert distil(gradient_length=24, recall_length=16) > 0.9
     assert abs(distil(gradient_length=4, recall_length=16)) < 0.2
-    assert abs(distil(gradient_length=24, recall_length=16, student_class="MLPModel")) < 0.2
+    assert abs(distil(gradient_length=24, recall_length=16, model="MLPModel")) < 0.2

@@ -1,6 +1,7 @@
 """Run docs/howto/mjlab.md from its first to its last line: the package to copy and its commands.
 
-The commands are mjlab's own train and play, shortened.
+The commands are mjlab's own train and play, shortened; then README.md's on the published bundle,
+and the study of Go1 in small.
 """
 
 # mjlab is in a separate environment that the type checker does not see.
@@ -9,6 +10,7 @@ The commands are mjlab's own train and play, shortened.
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import requires, version
@@ -17,12 +19,14 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+import yaml
+from PIL import Image
 
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from support.mjlab_page import Command, build_package, runs
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESUMED = "your student, 100 iterations more"
 OWN, CARTPOLE, GO1 = "my_task", "tbptt_cartpole_occluded", "tbptt_go1_flat"
 CAMERA = "tbptt_cartpole_camera"
@@ -42,6 +46,13 @@ def tool(name, *extra):
     return Command(["rsl-tbptt", name, *where, *extra], {})
 
 
+def published(name, *extra):
+    """Return README's command on the bundle of a Go1, which needs no checkpoint."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if f"{name} --policy examples/go1_flat_student" in line)
+    return Command([*shlex.split(line, comments=True), *extra], {})
+
+
 needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(
     f"rsl-rl-lib=={version('rsl-rl-lib')}" not in (requires("mjlab") or []),
     reason="mjlab's own export asks rsl_rl's logger for what the release that it pins has",
@@ -53,6 +64,10 @@ FURTHER = {  # not on the page, whose task plays without end
     "PPO plays": plays("Recurrent", "finetuned"),
     "what sees is evaluated": tool("evaluate", "--episodes", "3"),
     "what sees is exported": tool("export", "--steps", "3"),
+    "the published bundle is evaluated": published(
+        "evaluate", "--episodes", "2", "--max-steps", "3", "--output", "go1.json"
+    ),
+    "it is filmed": published("play", "--seconds", "0.12", "--num-envs", "1"),
 }
 
 
@@ -65,12 +80,13 @@ def folder(tmp_path_factory):
 def outputs(folder):
     """Output of every command, by its name above."""
     wheel = build_package(folder / "package")
+    (folder / "examples").symlink_to(ROOT / "examples")
     given = {**RUNS, **FURTHER}
     (folder / "commands.json").write_text(
         json.dumps([(command.words, command.environment) for command in given.values()])
     )
     result = subprocess.run(
-        [sys.executable, TESTS / "support" / "mjlab_process.py", "commands.json"],
+        [sys.executable, ROOT / "tests" / "support" / "mjlab_process.py", "commands.json"],
         cwd=folder,
         env={
             **os.environ,
@@ -95,17 +111,10 @@ def checkpoint(folder, outputs):
     return read
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, command in RUNS.items() if command.words[0] == "train"]
-)
-def test_command_trains_to_its_end(outputs, name):
-    last = "2/3" if name == RESUMED else "1/2"
-    assert f"Learning iteration {last}" in outputs[name]
-
-
-@needs_the_rsl_rl_of_mjlab
-def test_no_export_failed_at_a_save(outputs):
-    assert not [name for name, text in outputs.items() if "ONNX export failed" in text]
+def test_commands_train_to_their_end(outputs):
+    for name, command in RUNS.items():
+        last = "2/3" if name == RESUMED else "1/2"
+        assert command.words[0] != "train" or f"Learning iteration {last}" in outputs[name], name
 
 
 def steps_of(checkpoint):
@@ -123,12 +132,12 @@ def equal(loaded, trained):
     return all(torch.equal(loaded[name], trained[name]) for name in trained)
 
 
-@pytest.mark.parametrize("experiment", [OWN, CARTPOLE, CAMERA, GO1])
-def test_resumed_run_gives_the_student_its_teacher(checkpoint, experiment):
-    teacher, student = checkpoint(experiment, "teacher"), checkpoint(experiment, "student")
-    assert equal(student["teacher_state_dict"], teacher["actor_state_dict"])
-    assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
-    assert min(steps_of(student)) > 1
+def test_resumed_run_gives_the_student_its_teacher(checkpoint):
+    for experiment in (OWN, CARTPOLE, CAMERA, GO1):
+        teacher, student = checkpoint(experiment, "teacher"), checkpoint(experiment, "student")
+        assert equal(student["teacher_state_dict"], teacher["actor_state_dict"])
+        assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
+        assert min(steps_of(student)) > 1
 
 
 def test_resumed_student_continues_where_it_stopped(folder, checkpoint):
@@ -168,21 +177,18 @@ def test_a_student_with_images_is_evaluated_and_exported(folder, outputs):
     assert exported["simulation"] == {"platform": "mjlab", "task": task}
 
 
-def played(outputs, name):
-    (line,) = re.findall(r"^PLAYED (.*)$", outputs[name], flags=re.MULTILINE)
-    return json.loads(line)
-
-
 @pytest.mark.parametrize("name", ["student plays", "PPO plays"])
 def test_played_policy_remembers_until_its_episode_ends(outputs, name):
-    steps = played(outputs, name)
+    (line,) = re.findall(r"^PLAYED (.*)$", outputs[name], flags=re.MULTILINE)
+    steps = json.loads(line)
     assert any(any(step["starts"]) for step in steps[1:])  # some episode ended while watching
     for step in steps:
         assert step["blank"] == step["starts"]
 
 
 @needs_the_rsl_rl_of_mjlab
-def test_checkpoints_describe_go1_like_mjlabs_export(folder, checkpoint):
+def test_checkpoints_describe_go1_like_mjlabs_export_at_every_save(folder, outputs, checkpoint):
+    assert not [name for name, text in outputs.items() if "ONNX export failed" in text]
     (path,) = folder.glob(f"logs/rsl_rl/{GO1}/*_student/*_student.onnx")
     written = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     robot = checkpoint(GO1, "student")["rsl_tbptt"]["robot"]
@@ -194,3 +200,42 @@ def test_checkpoints_describe_go1_like_mjlabs_export(folder, checkpoint):
     for name, values in ours.items():
         texts = [value if isinstance(value, str) else f"{value:.3f}" for value in values]
         assert ",".join(texts) == written[name]
+
+
+def test_the_published_student_of_go1_is_evaluated_and_filmed_without_its_checkpoint(
+    folder, outputs
+):
+    found = json.loads((folder / "go1.json").read_text())
+    assert (found["form"], found["checkpoint"], found["lengths"]) == ("onnx", "model_50.pt", [3, 3])
+    assert found["task"] == "Tbptt-Velocity-Flat-Unitree-Go1-Student"
+    assert 0 < found["mean_return"] < 1  # a step of a standing robot earns about 0.1
+    with Image.open(folder / "go1.webp") as film:
+        assert film.n_frames == 2
+
+
+STUDIED = ("teacher", "student", "history5", "rsl_rl_scratch")
+"""One of each kind: a longer history in its task, an algorithm of rsl_rl."""
+TIME_IS_UP = 75
+
+
+@pytest.mark.long
+def test_the_study_of_go1_runs_in_slices_and_reports_every_policy(tmp_path):
+    """On flat ground, where commands start sooner."""
+    sweep = yaml.safe_load((ROOT / "configs" / "go1_curves.yaml").read_text())
+    sweep["policies"] = {name: sweep["policies"][name] for name in STUDIED}
+    sweep["tasks"] = {"randomized": {"task": "Tbptt-Velocity-Flat-Unitree-Go1-Randomized"}}
+    sweep["experiment"] = str(ROOT / "configs" / "go1.yaml")
+    study, output = tmp_path / "study.yaml", tmp_path / "run"
+    study.write_text(yaml.safe_dump(sweep, sort_keys=False))
+    command = [sys.executable, "-m", "scripts.pipeline.curves", study, "--quick"]
+    for slices, status in (["--minutes", "0.1"], TIME_IS_UP), ([], 0):
+        done = subprocess.run(
+            [*command, *slices, "--output", output], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert ("the time is up" in done.stdout + done.stderr) == bool(status)
+    report = (output / "randomized" / "report.md").read_text()
+    assert "8 of 8 stages are finished" in report
+    for name in STUDIED:
+        assert report.count(f"| {name} ") == 3  # return, costs, and its seed
+    assert "velocity error, m/s" in report
