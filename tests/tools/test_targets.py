@@ -238,23 +238,13 @@ def config_of(folder, robot, gate):
     return values, [line for line in lines if line.startswith("#")]
 
 
-def test_configs_have_the_known_values(tmp_path):
-    (rl_sar, *none), (unitree, *nothing) = (config_of(tmp_path, ROBOT, gate) for gate in GATES)
-    assert [*none, *nothing] == [[], []]
-    names = ["ang_vel", "gravity_vec", "commands", "dof_pos", "dof_vel", "actions"]
-    assert (rl_sar["observations"], rl_sar["num_observations"]) == (names, 15)
-    assert (rl_sar["clip_obs"], rl_sar["clip_actions_lower"]) == (float("inf"), [])
-    scales = {name: value for name, value in rl_sar.items() if name.endswith("_scale")}
-    assert scales == {"action_scale": [0.3, 0.3], "ang_vel_scale": 0.25, "dof_pos_scale": 1.0} | {
-        "commands_scale": [2.0, 2.0, 0.5],
-        "dof_vel_scale": 0.05,
-    }
-    assert (unitree["stiffness"], unitree["damping"]) == ([40.0, 20.0, 0.0], [1.0, 0.5, 0.0])
-    assert (unitree["joint_ids_map"], unitree["step_dt"]) == ([1, 0], 0.02)
-    assert unitree["commands"] == {"base_velocity": {"ranges": RANGES}}
-    assert unitree["observations"]["velocity_commands"]["scale"] == [2.0, 2.0, 0.5]
+def test_configs_have_the_limits_of_actions_and_commands(tmp_path):
     clipped = config_of(tmp_path, changed(clip_actions=4.0), "model_name")[0]
     assert (clipped["clip_actions_lower"], clipped["clip_actions_upper"]) == ([-4.0] * 2, [4.0] * 2)
+    rl_sar, unitree = (config_of(tmp_path, ROBOT, gate)[0] for gate in GATES)
+    assert (rl_sar["clip_obs"], rl_sar["clip_actions_lower"]) == (float("inf"), [])
+    assert unitree["commands"] == {"base_velocity": {"ranges": RANGES}}
+    assert unitree["step_dt"] == 0.02
 
 
 FOOT, SPEED = ({"sensor_name": f"robot/{name}"} for name in ("foot", "imu_lin_vel"))
