@@ -1,6 +1,7 @@
 """The Isaac Lab config classes: base classes, defaults, and the algorithm's arguments."""
 
 import dataclasses
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,6 @@ from isaaclab_rl.rsl_rl import (
     RslRlDistillationRunnerCfg,
     RslRlMLPModelCfg,
     RslRlPpoAlgorithmCfg,
-    RslRlRNNModelCfg,
     handle_deprecated_rsl_rl_cfg,
 )
 from isaaclab_tasks.utils import resolve_task_config
@@ -147,21 +147,8 @@ MLP = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSS
 TEACHERS: Any = TbpttTeachersCfg(
     selector="skill",
     teachers={
-        "walk": TbpttTeacherCfg(
-            cfg=MLP, checkpoint="logs/walk/model_1499.pt", obs_groups=["state"]
-        ),
-        "climb": TbpttTeacherCfg(
-            cfg=RslRlRNNModelCfg(
-                hidden_dims=[8],
-                activation="elu",
-                distribution_cfg=GAUSSIAN,
-                rnn_type="gru",
-                rnn_hidden_dim=8,
-                rnn_num_layers=1,
-            ),
-            checkpoint="logs/climb/model_2999.pt",
-            obs_groups=["policy"],
-        ),
+        "walk": TbpttTeacherCfg(cfg=MLP, checkpoint="walk/model_1499.pt", obs_groups=["state"]),
+        "climb": TbpttTeacherCfg(cfg=MLP, checkpoint="climb/model_2999.pt", obs_groups=["policy"]),
     },
 )
 
@@ -175,14 +162,21 @@ class SkillsCfg(RslRlDistillationRunnerCfg):
     algorithm = TbpttDistillationAlgorithmCfg()
 
 
+def through_isaaclabs_script(cfg, **teacher):
+    """Return a config after overrides of its teacher, and changes for older releases of rsl_rl."""
+    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
+    for name, value in teacher.items():
+        *path, last = name.split("__")
+        reduce(dict.__getitem__, path, overrides["teacher"])[last] = value
+    cfg.from_dict(overrides)
+    return handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
+
+
 def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     """This covers overrides, changes for older releases of rsl_rl, and the file that it writes."""
     cfg = SkillsCfg(obs_groups={"student": ["policy"], "teacher": ["state"]})
-    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
-    climb = overrides["teacher"]["teachers"]["climb"]
-    climb["checkpoint"], climb["cfg"]["rnn_hidden_dim"] = "other.pt", 7
-    cfg.from_dict(overrides)
-    cfg = handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
+    climb = {"teachers__climb__checkpoint": "other.pt", "teachers__climb__cfg__hidden_dims": [7]}
+    cfg = through_isaaclabs_script(cfg, **climb)
     dump_yaml(str(tmp_path / "agent.yaml"), cfg)
     model_class, options = handed_on(cfg.teacher)
     obs = make_obs(2)
@@ -191,7 +185,8 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     assert isinstance(teachers, SelectedTeachers)
     assert [*teachers.teachers] == ["walk", "climb"]
     assert teachers.obs_groups == ["state", "policy"]
-    assert teachers.teachers["climb"].rnn.rnn.hidden_size == 7
+    networks: Any = teachers.teachers
+    assert [each.mlp[0].out_features for each in networks.values()] == [8, 7]
     written = read_config(tmp_path / "agent.yaml")
     assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
 
@@ -204,20 +199,15 @@ class PlaybackCfg(TbpttControllerCfg):
     actions: tuple = (0.1,)
 
 
-@pytest.mark.parametrize("teacher", [PlaybackCfg(), None], ids=["own config", "class_name alone"])
-def test_a_controller_passes_through_isaaclabs_script(teacher):
-    cfg = SkillsCfg(obs_groups={"student": ["policy"]}, teacher=teacher or MLP)
-    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
-    overrides["teacher"]["class_name"] = "support.controllers:Playback"
-    if teacher:
-        overrides["teacher"]["actions"] = (0.7,)
-    cfg.from_dict(overrides)
-    cfg = handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
+def test_a_controller_passes_through_isaaclabs_script():
+    teacher: Any = PlaybackCfg()
+    cfg = SkillsCfg(obs_groups={"student": ["policy"]}, teacher=teacher)
+    cfg = through_isaaclabs_script(cfg, actions=(0.7,))
     env: Any = SimpleNamespace(num_envs=2)
     model_class, options = resolve_class(with_controllers(to_dict(cfg.teacher), env))
     obs = make_obs(2)
     model = model_class(obs, cfg.obs_groups, "teacher", 1, **options)
-    assert model(obs).flatten().tolist() == pytest.approx([0.7 if teacher else 0.1] * 2)
+    assert model(obs).flatten().tolist() == pytest.approx([0.7] * 2)
 
 
 @pytest.mark.parametrize(("given", "kind"), [(MLP, MLPModel), (TEACHERS, SelectedTeachers)])

@@ -18,9 +18,6 @@ import mujoco
 from gaitkeeper.policy import OnnxPolicy
 from mjlab.asset_zoo.robots.unitree_go1 import go1_constants
 from mjlab.entity import Entity
-from support.helpers import make_distillation, write_drawn_bundle
-
-from rsl_tbptt.algorithms import TbpttDistillation
 
 BUNDLE = Path(__file__).parents[2] / "examples" / "go1_flat_student"
 POLICY = BUNDLE / "policy.onnx"
@@ -70,21 +67,6 @@ def test_gaitkeeper_replays_the_recorded_trajectory():
     golden = np.load(BUNDLE / "golden.npz")
     assert golden["reset"].sum() > 1
     actions = OnnxPolicy(POLICY)(golden["obs/actor"], reset=golden["reset"])
-    np.testing.assert_allclose(actions, golden["actions"], atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit")
-def test_gaitkeeper_takes_several_groups_as_a_single_input(tmp_path):
-    algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
-    policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
-    groups = {name: obs[name] for name in policy.group_shapes}
-    write_drawn_bundle(tmp_path, policy, groups, 20)
-    with pytest.raises(NotImplementedError, match="extra inputs"):
-        OnnxPolicy(tmp_path / "policy.onnx")
-    write_drawn_bundle(tmp_path, policy, groups, 20, single_input=True)
-    golden = np.load(tmp_path / "golden.npz")
-    joined = [golden[f"obs/{name}"].reshape(20, -1) for name in groups]
-    actions = OnnxPolicy(tmp_path / "policy.onnx")(np.hstack(joined), reset=golden["reset"])
     np.testing.assert_allclose(actions, golden["actions"], atol=1e-5)
 
 

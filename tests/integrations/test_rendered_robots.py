@@ -1,13 +1,11 @@
 """Rendered robots in Isaac Lab and mjlab, on a CPU without OpenGL: a camera changes nothing."""
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from support.mjlab_result import result_of
 
 SIZE = (96, 72)
 TASKS = {
@@ -16,7 +14,15 @@ TASKS = {
     "Tbptt-Cartpole-Occluded-Teacher": "mjlab",
     "Tbptt-Cartpole-Camera-Student": "mjlab",
 }
-HEADLESS = {"CUDA_VISIBLE_DEVICES": "", "MUJOCO_GL": "disable", "OMP_NUM_THREADS": "1"}
+MJLAB = f"""
+import json, os, sys
+os.environ["MUJOCO_GL"] = "disable"
+sys.path[:0] = {sys.path!r}
+from integrations.test_rendered_robots import roll_outs
+
+with open("result.json", "w") as file:
+    json.dump(roll_outs("mjlab", "TASK"), file)
+"""
 
 
 @pytest.mark.long
@@ -30,13 +36,7 @@ def test_a_camera_shows_robots_that_move_and_changes_nothing_else(request, tmp_p
         isaaclab = request.getfixturevalue("isaaclab")
         without, seen = isaaclab.call(f"{__file__}:roll_outs", platform, task)[0]
     else:
-        path = os.pathsep.join(filter(None, sys.path))
-        subprocess.run(
-            [sys.executable, __file__, platform, task, tmp_path / "seen.json"],
-            env={**os.environ, **HEADLESS, "PYTHONPATH": path},
-            check=True,
-        )
-        without, seen = json.loads((tmp_path / "seen.json").read_text())
+        without, seen = result_of(MJLAB.replace("TASK", task), tmp_path)
     assert without["rewards"] == seen["rewards"]
     assert without["obs"] == seen["obs"]
     assert len({reward for step in without["rewards"] for reward in step}) > 10
@@ -77,8 +77,3 @@ def roll_out(platform, task, image_size):
         images.append(render().tolist())
         obs = {name: group.tolist() for name, group in env.get_observations().items()}
     return {"rewards": rewards, "obs": obs, "images": images}
-
-
-if __name__ == "__main__":
-    with open(sys.argv[3], "w") as file:
-        json.dump(roll_outs(*sys.argv[1:3]), file)
