@@ -1,65 +1,35 @@
 """docs/tutorials/first_student.md and its notebook, run from the first line to the last."""
 
-import contextlib
-import importlib.util
-import io
 import json
 import os
 import re
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
-import torch
-from support.tutorial_pages import TUTORIALS, follow, lines_missing, rsl_tbptt
+from support.pages import TUTORIALS, lines_missing
 
-from rsl_tbptt.tools.commands.cli import main
 from scripts.notebooks import blocks, notebook, notebook_pages
 
 PAGE = (TUTORIALS / "first_student.md").read_text()
 POLICIES = ("teacher", "student", "memoryless")
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit")]
-
 
 @pytest.fixture(scope="module")
 def returns(tmp_path_factory):
-    """Mean returns by policy after the notebook ran, or the page if no notebook can run here."""
+    """Run the notebook, which has the page's text and commands; return mean returns by policy."""
     folder = tmp_path_factory.mktemp("rail")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        if importlib.util.find_spec("nbclient"):
-            run_notebook(patch, folder)
-        else:
-            patch.syspath_prepend(folder)
-            torch.manual_seed(0)
-            follow("first_student.md", {"rsl-tbptt": rsl_tbptt(here)})
-    sys.modules.pop("rail", None)
-    assert (folder / "bundle" / "policy.onnx").is_file()
-    return mean_returns(folder)
-
-
-def run_notebook(patch, folder):
-    """Run the notebook, which has the page's text and commands, and compare its output."""
-    import nbclient
-    import nbformat
-
-    patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     cells = nbformat.read(TUTORIALS / "first_student.ipynb", as_version=4)
-    nbclient.NotebookClient(cells, resources={"metadata": {"path": str(folder)}}).execute()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        nbclient.NotebookClient(cells, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in cells.cells for output in cell.get("outputs", ())]
     printed = "".join(output.get("text", "") for output in outputs)
     expected = "".join(block.text for block in blocks(PAGE) if block.language == "text")
     assert not lines_missing(expected, printed)
-
-
-def here(words):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = main(words)
-    return status, out.getvalue()
-
-
-def mean_returns(folder):
+    assert (folder / "bundle" / "policy.onnx").is_file()
     files = [folder / "logs" / name / "evaluation.json" for name in POLICIES]
     return [json.loads(file.read_text())["mean_return"] for file in files]
 

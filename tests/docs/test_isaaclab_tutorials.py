@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
-from support.isaaclab_page import EXAMPLE, MY_TASK
-from support.tutorial_pages import arguments, follow, rsl_tbptt
+from support.isaaclab_page import EXAMPLE, INSTALL
+from support.pages import arguments, follow, rsl_tbptt
 
 from scripts.notebooks import ROOT
 
@@ -39,7 +39,7 @@ def follow_in(isaaclab, folder, name, quoted, train=(), overrides=()):
 def task(isaaclab, tmp_path_factory):
     """The folder in which isaaclab_task.md was followed."""
     folder = tmp_path_factory.mktemp("task")
-    isaaclab.call(f"{MY_TASK}:install", str(EXAMPLE))
+    isaaclab.call(INSTALL, str(EXAMPLE))
     package = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
     follow_in(isaaclab, folder, "isaaclab_task.md", package, ["--num_envs", "32"])
     return folder

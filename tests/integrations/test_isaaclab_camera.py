@@ -39,14 +39,10 @@ def test_the_stock_camera_task_trains(checkpoint):
 
 
 def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
-    shared = ["--checkpoint", str(checkpoint), "--output"]
     where = ["--task", TASK, "--overrides", "env.episode_length_s=0.5", *CAMERA.split()]
-    for words in (
-        ["evaluate", *shared, str(tmp_path / "evaluation.json"), "--episodes", "2", *where],
-        ["export", *shared, str(tmp_path / "bundle"), "--steps", "3", *where],
-    ):
-        status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", words)
-        assert status == 0, printed
-    assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
+    shared, evaluation = ["--checkpoint", checkpoint, "--output"], tmp_path / "evaluation.json"
+    isaaclab.tool("evaluate", *shared, evaluation, "--episodes", 2, *where)
+    isaaclab.tool("export", *shared, tmp_path / "bundle", "--steps", 3, *where)
+    assert json.loads(evaluation.read_text())["episodes"] == 2
     exported = json.loads((tmp_path / "bundle" / "policy.json").read_text())
     assert max(exported["max_difference"].values()) < 1e-4

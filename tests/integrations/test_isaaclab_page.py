@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import shlex
 
 import pytest
 
@@ -123,19 +122,6 @@ def test_the_config_of_the_page_builds_and_is_that_of_the_example():
     assert block.split("\n\n\n")[1] in (EXAMPLE / "my_task" / "agents.py").read_text()
 
 
-@pytest.mark.long
-def test_several_gpus_are_processes_of_torchrun(isaaclab):
-    """On a machine without GPUs Isaac Lab prints the command that it would start."""
-    words = commands()[NEEDS_GPUS].words
-    _, printed = isaaclab.call(
-        "isaaclab.cli:train_multigpu", [*words[1:], "--dry_run"], CUDA_VISIBLE_DEVICES="0,1"
-    )
-    (line,) = [line for line in printed.splitlines() if "torch.distributed.run" in line]
-    started = shlex.split(line)
-    assert started[1:5] == ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    assert {"--distributed", *words[3:]} <= {*started}  # all but the number of GPUs
-
-
 WARNING = "Time-outs are bootstrapped with the value before the last step"
 
 
@@ -148,7 +134,6 @@ def test_time_outs_count_the_final_observation_or_warn_once(page, comment, final
     timed_out = [step for step in seen["steps"] if step["time_outs"]]
     assert timed_out
     assert all(step["final_obs"] == final_obs for step in timed_out)
-    assert max(step["error"] for step in seen["steps"]) < 1e-6
     warned = [message for message in seen["warnings"] if message.startswith(WARNING)]
     assert len(warned) == (not final_obs)
 

@@ -6,15 +6,14 @@ import os
 import re
 import shlex
 import shutil
-import string
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.isaaclab_page import MY_TASK
-from support.tutorial_pages import arguments
+from support.isaaclab_page import INSTALL
+from support.pages import arguments, build_wheel, command_lines
 
 pytestmark = pytest.mark.long
 
@@ -34,25 +33,12 @@ def copied(example, folder):
     (package / "my_task").rename(package / NAME)
     for path in (path for path in package.rglob("*") if path.is_file()):
         path.write_text(path.read_text().replace("my_task", NAME))
-    (block,) = re.findall(r"```bash\n(.*?)```", (package / "README.md").read_text(), re.DOTALL)
-    commands, variables = [], {}
-    for line in filter(None, block.replace("\\\n", " ").splitlines()):
-        if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
-            variables[assignment[1]] = assignment[2]
-        else:
-            commands.append(string.Template(line.split("  # ")[0]).safe_substitute(variables))
+    commands = [line for line, _ in command_lines((package / "README.md").read_text())]
     return package, commands
 
 
-def installed(package):
-    """Build the package's wheel; return what PYTHONPATH needs to import from it."""
-    code = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", code], cwd=package, check=True, capture_output=True)
-    (wheel,) = package.glob("*.whl")
-    return os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")])
-
-
-def in_process(command, folder, path):
+def in_process(command, folder, package):
+    path = os.pathsep.join([str(build_wheel(package)), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     result = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -82,7 +68,7 @@ def test_the_package_for_isaac_lab(request, tmp_path):
     pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
     isaaclab = request.getfixturevalue("isaaclab")
     package, commands = copied("isaaclab", tmp_path)
-    isaaclab.call(f"{MY_TASK}:install", str(package), NAME)
+    isaaclab.call(INSTALL, str(package), NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         for line in (re.sub(r"model_\d+", "model_0", line) for line in commands):
@@ -92,10 +78,7 @@ def test_the_package_for_isaac_lab(request, tmp_path):
                 words += ["--max_iterations", "1", "--num_envs", "32"]
                 isaaclab.call("isaaclab.cli:train", words, folder=tmp_path)
             else:
-                words = [command, *words, *SHORT["rsl-tbptt"]]
-                main = "rsl_tbptt.tools.commands.cli:main"
-                status, printed = isaaclab.call(main, words, folder=tmp_path)
-                assert status == 0, printed
+                isaaclab.tool(command, *words, *SHORT["rsl-tbptt"], folder=tmp_path)
     assert assert_trained_in_turn(tmp_path) == 2  # the student sees no velocities
 
 
@@ -107,7 +90,7 @@ def test_the_package_for_mjlab(tmp_path):
     shorter = [([*words, *SHORT[words[0]]], {}) for words in lines]
     (tmp_path / "commands.json").write_text(json.dumps(shorter))
     program = ROOT / "tests" / "support" / "mjlab_process.py"
-    in_process([sys.executable, program, "commands.json"], tmp_path, installed(package))
+    in_process([sys.executable, program, "commands.json"], tmp_path, package)
     assert assert_trained_in_turn(tmp_path) == 3  # the student sees no velocities
 
 
@@ -117,7 +100,7 @@ def test_the_package_for_rsl_rl_alone(tmp_path):
     program = Path(sys.executable).with_name("rsl-tbptt")
     names = {"python": sys.executable, "rsl-tbptt": program}
     script = "\n".join(re.sub(r"^\S+", lambda m: str(names[m[0]]), line) for line in commands)
-    in_process(["bash", "-ec", script], tmp_path, installed(package))
+    in_process(["bash", "-ec", script], tmp_path, package)
     files = {path.parent.name: path for path in tmp_path.glob("logs/*/evaluation.json")}
     returns = {name: json.loads(path.read_text())["mean_return"] for name, path in files.items()}
     assert returns.keys() == {"teacher", "student", "recurrent", "finetune"}

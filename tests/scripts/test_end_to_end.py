@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from rsl_tbptt.tools.platforms import child_environment, executable
 from rsl_tbptt.tools.simulate.play import HEADING, SIZE
 from scripts.pipeline.experiments import FINETUNE, load_experiment
 from scripts.pipeline.training import train_command
@@ -18,22 +16,8 @@ pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 ITERATIONS = 3
 
 
-def run(*command, folder=None):
-    """Run a program as a user does; its output is shown if it fails."""
-    result = subprocess.run(
-        executable([*map(str, command)]),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=child_environment("cpu"),
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(isaaclab, tmp_path_factory):
     """Train a policy of an experiment by Isaac Lab's command; return its output and checkpoint."""
     folder, experiment = tmp_path_factory.mktemp("run"), load_experiment(FINETUNE)
 
@@ -42,7 +26,8 @@ def train(tmp_path_factory):
         policy = experiment.policies[name].model_copy(update=small)
         start = start and str(start)
         words = train_command(experiment, policy, run_name=name, device="cpu", checkpoint=start)
-        output = run(*words, *overrides, folder=folder)
+        assert words[:2] == ["isaaclab", "train"]
+        output = isaaclab.call("isaaclab.cli:train", [*words[2:], *overrides], folder=folder)[1]
         (checkpoint,) = folder.glob(f"logs/rsl_rl/*/*_{name}/model_{ITERATIONS - 1}.pt")
         return output, checkpoint
 
@@ -69,41 +54,28 @@ def finetuned(train, student):
     return checkpoint
 
 
-@pytest.fixture(scope="module")
-def evaluate(isaaclab):
-    """Evaluate a checkpoint on eight episodes, without another start of the simulator."""
-
-    def evaluated(checkpoint, output):
-        words = ["evaluate", "--checkpoint", checkpoint, "--episodes", 8, "--output", output]
-        status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", [*map(str, words)])
-        assert status == 0, printed
-        return json.loads(output.read_text())
-
-    return evaluated
-
-
-def test_a_policy_is_evaluated_on_the_same_starts_again(evaluate, finetuned, tmp_path):
-    result = evaluate(finetuned, tmp_path / "finetuned.json")
+def test_a_policy_is_evaluated_on_the_same_starts_again(isaaclab, finetuned, tmp_path):
+    files = tmp_path / "first.json", tmp_path / "again.json"
+    for file in files:
+        words = ("--checkpoint", finetuned, "--episodes", 8, "--output", file)
+        isaaclab.tool("evaluate", *words)
+    result, again = (json.loads(file.read_text()) for file in files)
+    assert result == again
     assert result["episodes"] == len(result["returns"]) == 8
-    assert result == evaluate(finetuned, tmp_path / "again.json")
     assert len(set(result["returns"])) == 8
     assert sum(result["ended_by"].values()) >= 1
     assert sum(result["reward_terms"].values()) == pytest.approx(result["mean_return"], rel=1e-4)
 
 
 def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
-    words = ["memory", str(student), "--num-envs", "16", "--steps", "60"]
-    status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", words)
-    assert status == 0, printed
+    printed = isaaclab.tool("memory", student, "--num-envs", 16, "--steps", 60)
     assert re.search(r"^ +lag +policy\n +0 +\d+\.\d{3}\n +1 ", printed, re.MULTILINE)
     assert re.search(r"The (policy looks back \d+ steps|memory is not used)", printed)
 
 
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):
-    words = ["play", "--video", tmp_path / "video.webp", "--num-envs", 2]
-    words += ["--checkpoint", teacher, "--checkpoint", student]
-    status, printed = isaaclab.call("rsl_tbptt.tools.commands.cli:main", [*map(str, words)])
-    assert status == 0, printed
+    checkpoints = ("--checkpoint", teacher, "--checkpoint", student)
+    isaaclab.tool("play", "--video", tmp_path / "video.webp", "--num-envs", 2, *checkpoints)
     with Image.open(tmp_path / "video.webp") as video:
         first = np.asarray(video.convert("RGB"), dtype=int)[HEADING + 30 :]
     width, height = SIZE
@@ -115,16 +87,3 @@ def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_
     blue, orange = (left[..., i] - left[..., 2 - i] > 60 for i in (2, 0))
     assert blue.sum() > 100  # carts
     assert orange.sum() > 100  # poles
-
-
-def test_student_is_exported(student, tmp_path):
-    run("rsl-tbptt", "export", "--checkpoint", student, "--output", tmp_path)
-    exported = json.loads((tmp_path / "policy.json").read_text())
-    assert max(exported["max_difference"].values()) < 1e-4
-    assert "one robot of Tbptt-Cartpole-Occluded" in exported["golden"]
-    with np.load(tmp_path / "golden.npz") as golden:
-        terms = exported["observation_groups"]["policy"]["terms"]
-        raw = [golden[f"raw/policy/{term['name']}"] for term in terms]
-        scales = [1.0 if term["scale"] is None else term["scale"] for term in terms]
-        seen = np.concatenate([each * scale for each, scale in zip(raw, scales, strict=True)], 1)
-        np.testing.assert_allclose(seen, golden["obs/policy"], atol=0.3)  # the noise

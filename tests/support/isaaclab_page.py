@@ -4,12 +4,17 @@ They run in the process of :mod:`isaaclab_process`, which calls ``train`` and ``
 Lab's own functions of these names, with observers.
 """
 
-import re
+import importlib.util
 import shlex
-import string
+import shutil
+import sys
 import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from support import pages
+from support.pages import Command
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "isaaclab.md").read_text()
@@ -23,7 +28,7 @@ PLACEHOLDERS = {
 }
 """Placeholders of the page for a checkpoint, and the command that writes it."""
 
-MY_TASK = Path(__file__).with_name("my_task_installed.py")
+INSTALL = f"{__file__}:install"
 STAND_INS = Path(__file__).with_name("isaaclab_stand_ins.py")
 
 NUM_STEPS = 80
@@ -31,15 +36,6 @@ NUM_STEPS = 80
 SMALL = {"train": ["--max_iterations", "1", "--num_envs", "32"], "play": ["--num_envs", "8"]}
 SMALL_ROBOTS = ["--num_envs", "4", "agent.num_steps_per_env=4", "env.decimation=1"]
 """Legged robots take seconds per step on a CPU."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command of the page."""
-
-    words: list[str]
-    """Arguments after ``isaaclab``."""
-    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -58,20 +54,9 @@ class Run:
 
 
 def commands() -> dict[str, Command]:
-    """Return the page's commands by their comments, with the page's variables filled in."""
-    found, variables = {}, {}
-    for block in re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL):
-        for line in filter(None, block.replace("\\\n", " ").splitlines()):
-            if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
-                variables[assignment[1]] = assignment[2]
-                continue
-            command, comment = line.rsplit("  # ", 1)
-            words = shlex.split(string.Template(command).substitute(variables))
-            program = next(i for i, word in enumerate(words) if "=" not in word)
-            assert comment not in found, comment
-            environment = dict(word.split("=") for word in words[:program])
-            found[comment] = Command(words[program + 1 :], environment)
-    return found
+    """Return the page's commands by their comments, without the word ``isaaclab``."""
+    found = pages.commands(PAGE).items()
+    return {comment: Command(each.words[1:], each.environment) for comment, each in found}
 
 
 class Page:
@@ -92,7 +77,7 @@ class Page:
         if "Velocity" in shlex.join(words) or "Isaac-Cartpole-Camera" in words:
             self._isaaclab.call(f"{STAND_INS}:write_asset_root")
         if "my_task" in words:
-            self._isaaclab.call(f"{MY_TASK}:install", str(EXAMPLE))
+            self._isaaclab.call(INSTALL, str(EXAMPLE))
         action, *arguments = map(self._fill_in, words)
         robots = SMALL_ROBOTS if "Velocity" in shlex.join(words) else []
         folder = self._folder / str(len(list(self._folder.iterdir())))
@@ -111,8 +96,18 @@ class Page:
         return "=".join([*name, str(self(PLACEHOLDERS[value]).checkpoint)])
 
 
+def install(source, name="my_task"):
+    """Install a package such as examples/task_isaaclab into the working directory."""
+    if importlib.util.find_spec(name):
+        return
+    wheel = pages.build_wheel(Path(shutil.copytree(source, "source")))
+    zipfile.ZipFile(wheel).extractall("site-packages")
+    sys.path.append(str(Path("site-packages").resolve()))
+    importlib.invalidate_caches()
+
+
 def train(arguments):
-    """Run ``isaaclab train`` and record PPO's values of time-outs, and its warnings."""
+    """Run ``isaaclab train``; return what PPO gets of time-outs, and its warnings."""
     from isaaclab.cli import train as isaaclab_train
 
     from rsl_tbptt.algorithms import TbpttPPO
@@ -120,21 +115,9 @@ def train(arguments):
     steps, original = [], TbpttPPO.process_env_step
 
     def process_env_step(self, obs, rewards, dones, extras):
-        step = self.storage.step
-        final_obs, rewards_before = extras.get("final_obs"), rewards.clone()
         original(self, obs, rewards, dones, extras)
-        beyond = self.storage.values[step].squeeze(-1)
-        if final_obs and not self.critic.is_recurrent:
-            beyond = self.critic(final_obs).squeeze(-1)
-        expected = rewards_before + self.gamma * beyond * extras["time_outs"]
-        stored = self.storage.rewards[step].squeeze(-1)
-        steps.append(
-            {
-                "final_obs": final_obs is not None,
-                "time_outs": int(extras["time_outs"].sum()),
-                "error": float((stored - expected).abs().max()),
-            }
-        )
+        has_final_obs, time_outs = extras.get("final_obs") is not None, extras["time_outs"].sum()
+        steps.append({"final_obs": has_final_obs, "time_outs": int(time_outs)})
 
     TbpttPPO.process_env_step = process_env_step
     try:

@@ -61,6 +61,13 @@ class IsaacLab:
         assert (not error) == succeeds, f"{error}\n{printed[-3000:]}"
         return value, printed + error
 
+    def tool(self, *words, folder=None):
+        """Run ``rsl-tbptt`` there, which has to succeed, and return what it printed."""
+        main = "rsl_tbptt.tools.commands.cli:main"
+        status, printed = self.call(main, [*map(str, words)], folder=folder)
+        assert status == 0, printed
+        return printed
+
     def close(self):
         """End the process."""
         self._jobs.close()
@@ -157,6 +164,7 @@ def variables(environment):
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the tests' helpers
+    tests = Path(__file__).parents[1]
+    sys.path[:1] = [str(tests), str(tests.parent)]  # for the tests' helpers and the scripts
     work(os.fdopen(int(sys.argv[1]), "w"))
     os._exit(0)  # without cleanup, which takes seconds after a simulator

@@ -1,8 +1,8 @@
 """Stand-ins for the files that Isaac Lab's stock tasks load from an asset server.
 
-A box on four legs with three joints each has the body and joint names of ANYmal-D's and Go2's
-configs, and nothing else of those robots. A small random LSTM replaces ANYmal's motor, and this
-repository's cartpole replaces Isaac Lab's.
+A box on four legs with three joints each has the body and joint names of ANYmal-D's config, and
+nothing else of that robot. A small random LSTM replaces its motor, and this repository's cartpole
+replaces Isaac Lab's.
 """
 
 import os
@@ -12,18 +12,15 @@ import torch
 
 CARTPOLE = Path(__file__).parents[2] / "tasks" / "isaaclab" / "assets" / "cartpole.usda"
 LINK = 0.3  # m
-ROBOTS = {
-    "ANYbotics/ANYmal-D/anymal_d.usd": {
-        "legs": {"LF": (1, 1), "RF": (1, -1), "LH": (-1, 1), "RH": (-1, -1)},
-        "bodies": ("_HIP", "_THIGH", "_SHANK", "_FOOT"),
-        "joints": ("_HAA", "_HFE", "_KFE"),
-    },
-    "Unitree/Go2/go2.usd": {
-        "legs": {"FL": (1, 1), "FR": (1, -1), "RL": (-1, 1), "RR": (-1, -1)},
-        "bodies": ("_hip", "_thigh", "_calf", "_foot"),
-        "joints": ("_hip_joint", "_thigh_joint", "_calf_joint"),
-    },
+LEGS = {"LF": (1, 1), "RF": (1, -1), "LH": (-1, 1), "RH": (-1, -1)}
+"""Front or hind, and left or right."""
+PARTS = {
+    "_HIP": ("_HAA", "X"),
+    "_THIGH": ("_HFE", "Y"),
+    "_SHANK": ("_KFE", "Y"),
+    "_FOOT": ("", "X"),
 }
+"""Bodies of a leg, with the joint to the one before and its axis; a foot has none."""
 
 BODY = """
     def Xform "{name}" (prepend apiSchemas = ["PhysicsRigidBodyAPI", "PhysicsMassAPI"])
@@ -32,7 +29,7 @@ BODY = """
         float3 physics:diagonalInertia = ({inertia}, {inertia}, {inertia})
         float physics:mass = {mass}
         quatf physics:principalAxes = (1, 0, 0, 0)
-        double3 xformOp:translate = ({x}, {y}, {z})
+        double3 xformOp:translate = {at}
         uniform token[] xformOpOrder = ["xformOp:translate"]
 
         def Sphere "shape" (prepend apiSchemas = ["PhysicsCollisionAPI"])
@@ -47,7 +44,7 @@ JOINT = """
         uniform token physics:axis = "{axis}"
         rel physics:body0 = </Robot/{parent}>
         rel physics:body1 = </Robot/{child}>
-        point3f physics:localPos0 = ({x}, {y}, {z})
+        point3f physics:localPos0 = {at}
         point3f physics:localPos1 = (0, 0, 0)
         quatf physics:localRot0 = (1, 0, 0, 0)
         quatf physics:localRot1 = (1, 0, 0, 0)
@@ -112,8 +109,7 @@ def write_asset_root() -> None:
     """Write the files that stock tasks load from an asset server, where this process reads them."""
     root = Path(os.environ["ISAACSIM_ASSET_ROOT"]) / "Isaac" / "IsaacLab"
     write(root / "Robots" / "Classic" / "Cartpole" / "cartpole.usd", CARTPOLE.read_text())
-    for path, names in ROBOTS.items():
-        write(root / "Robots" / path, quadruped(**names))
+    write(root / "Robots" / "ANYbotics" / "ANYmal-D" / "anymal_d.usd", quadruped())
     ground = "Environments/Grid/default_ground_plane_checker_v1/default_ground_plane.usda"
     write(root / ground, GROUND)
     motor = root / "ActuatorNets" / "ANYbotics" / "anydrive_3_lstm_jit.pt"
@@ -126,36 +122,19 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def quadruped(legs: dict, bodies: tuple, joints: tuple) -> str:
+def quadruped() -> str:
     """Return a robot as USDA text; its base stands two links above its feet."""
-    prims = [body("base", (0.0, 0.0, 0.0), mass=15.0, radius=0.1)]
-    for leg, (front, left) in legs.items():
+    prims = [BODY.format(name="base", at=(0.0, 0.0, 0.0), mass=15.0, radius=0.1, inertia=0.15)]
+    for leg, (front, left) in LEGS.items():
         parent, at = "base", (0.0, 0.0, 0.0)
         steps = [(0.3 * front, 0.2 * left, 0.0), (0.0, 0.1 * left, 0.0)]
         steps += [(0.0, 0.0, -LINK), (0.0, 0.0, -LINK)]
-        for name, joint, axis, step in zip(bodies, (*joints, None), "XYYX", steps, strict=True):
-            at = tuple(a + b for a, b in zip(at, step, strict=True))
-            prims.append(body(leg + name, at, mass=0.5, radius=0.03))
-            prims.append(connect(leg, joint, axis, parent, leg + name, step))
-            parent = leg + name
+        for (part, (joint, axis)), step in zip(PARTS.items(), steps, strict=True):
+            at, name = tuple(a + b for a, b in zip(at, step, strict=True)), leg + part
+            prims.append(BODY.format(name=name, at=at, mass=0.5, radius=0.03, inertia=0.005))
+            kind = "Revolute" if joint else "Fixed"
+            schemas = '(prepend apiSchemas = ["PhysicsDriveAPI:angular"])' if joint else ""
+            names = {"name": leg + (joint or "_foot_fixed"), "parent": parent, "child": name}
+            prims.append(JOINT.format(kind=kind, schemas=schemas, axis=axis, at=step, **names))
+            parent = name
     return ROBOT.format(prims="".join(prims))
-
-
-def body(name: str, at: tuple, mass: float, radius: float) -> str:
-    x, y, z = at
-    return BODY.format(name=name, x=x, y=y, z=z, mass=mass, radius=radius, inertia=0.01 * mass)
-
-
-def connect(leg: str, joint: str | None, axis: str, parent: str, child: str, step: tuple) -> str:
-    x, y, z = step
-    return JOINT.format(
-        kind="Revolute" if joint else "Fixed",
-        name=leg + (joint or "_foot_fixed"),
-        schemas='(prepend apiSchemas = ["PhysicsDriveAPI:angular"])' if joint else "",
-        axis=axis,
-        parent=parent,
-        child=child,
-        x=x,
-        y=y,
-        z=z,
-    )

@@ -3,19 +3,15 @@
 From the first page: the package that it copies and its commands, in the page's order.
 """
 
-import re
-import shlex
 import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from support import pages
+from support.pages import Command
 
 DOCS = Path(__file__).parents[2] / "docs"
 GO1 = (DOCS / "studies" / "go1.md").read_text().partition("## Train it\n")[2].partition("## ")[0]
 PAGE = (DOCS / "howto" / "mjlab.md").read_text() + (DOCS / "studies" / "mjlab.md").read_text() + GO1
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
-"""Language and text of every code block."""
 
 INSTALLATIONS = {"this package: Python 3.10 to 3.13, rsl_rl 5.4.2", "your package"}
 """Comments of commands that change an environment; :func:`build_package` replaces one of them."""
@@ -33,43 +29,25 @@ SMALL = {"train": ("8", "--agent.max-iterations", "2"), "play": ("4",)}
 """Options that make a command short, such as few environments."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command of the pages."""
-
-    words: list[str]
-    environment: dict[str, str]
-
-    def smaller(self, *extra: str) -> "Command":
-        """Return the command with its options replaced by ones that make it short."""
-        words = [PLACEHOLDERS.get(word, word) for word in self.words]
-        small = [NUM_ENVS[words[0]], *SMALL[words[0]], *extra]
-        for option in small[::2]:
-            if option in words:
-                del words[words.index(option) : words.index(option) + 2]
-        return Command([*words, *small], self.environment)
-
-
 def commands() -> dict[str, Command]:
     """Return the pages' commands by their comments."""
-    found = {}
-    for language, text in BLOCKS:
-        if language != "bash":
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            words, comment = line.rsplit("  # ", 1)
-            words = shlex.split(words)
-            program = next(i for i, word in enumerate(words) if "=" not in word)
-            assert comment not in found, comment
-            environment = dict(word.split("=") for word in words[:program])
-            found[comment] = Command(words[program:], environment)
-    return found
+    return pages.commands(PAGE)
+
+
+def smaller(command: Command, *extra: str) -> Command:
+    """Return a command with its options replaced by ones that make it short."""
+    words = [PLACEHOLDERS.get(word, word) for word in command.words]
+    small = [NUM_ENVS[words[0]], *SMALL[words[0]], *extra]
+    for option in small[::2]:
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    return Command([*words, *small], command.environment)
 
 
 def runs() -> dict[str, Command]:
     """Return the commands that run here: shorter, and without a GPU."""
     return {
-        comment: command.smaller(*(("--gpu-ids", "None") if comment.endswith(ON_A_GPU) else ()))
+        comment: smaller(command, *(("--gpu-ids", "None") if comment.endswith(ON_A_GPU) else ()))
         for comment, command in commands().items()
         if comment not in {*INSTALLATIONS, ON_TWO_GPUS}
     }
@@ -78,7 +56,4 @@ def runs() -> dict[str, Command]:
 def build_package(folder: Path) -> Path:
     """Build the wheel of the package that the page copies, from which it can be imported."""
     shutil.copytree(DOCS.parent / "examples" / "task_mjlab", folder)
-    code = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    return pages.build_wheel(folder)

@@ -24,7 +24,8 @@ from PIL import Image
 
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
-from support.mjlab_page import Command, build_package, runs
+from support.mjlab_page import build_package, runs, smaller
+from support.pages import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 RESUMED = "your student, 100 iterations more"
@@ -36,7 +37,7 @@ def plays(agent, run_name):
     """Return a command that plays a run of the occluded cartpole."""
     checkpoint = f"logs/rsl_rl/{CARTPOLE}/*_{run_name}/model_1.pt"
     words = ["play", f"Tbptt-Cartpole-Occluded-{agent}", "--checkpoint-file", checkpoint]
-    return Command(words, {}).smaller()
+    return smaller(Command(words, {}))
 
 
 def tool(name, *extra):

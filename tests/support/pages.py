@@ -1,13 +1,15 @@
-"""Follow the tutorials: save their files, run code and commands, and compare outputs."""
+"""Run pages: each command by its comment, and tutorials with files, code and expected outputs."""
 
 import contextlib
 import io
 import os
 import re
 import shlex
+import string
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.notebooks import ROOT, blocks
@@ -17,11 +19,45 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 DIFFERENCE = re.compile(r"largest difference (?:of .* )?(\d\S*?),?(?:\s|$)")
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 
-Command = Callable[[str], str]
+Program = Callable[[str], str]
 """Runs a command line and returns its output."""
 
 
-def follow(name: str, programs: dict[str, Command], quoted: str = "") -> dict[str, str]:
+@dataclass(frozen=True)
+class Command:
+    """A command of a page."""
+
+    words: list[str]
+    environment: dict[str, str]
+
+
+def command_lines(page: str) -> Iterator[tuple[str, str]]:
+    """Yield a page's commands, with its variables filled in, and the comment behind each."""
+    variables = {}
+    for block in blocks(page):
+        text = block.text.replace("\\\n", " ") if block.language == "bash" else ""
+        for line in filter(None, text.splitlines()):
+            if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
+                variables[assignment[1]] = assignment[2]
+            else:
+                command, _, comment = line.partition("  # ")
+                yield string.Template(command).safe_substitute(variables), comment
+
+
+def commands(page: str) -> dict[str, Command]:
+    """Return a page's commands by their comments; each has one of its own."""
+    found = {}
+    for line, comment in command_lines(page):
+        words = shlex.split(line)
+        program = next(i for i, word in enumerate(words) if "=" not in word)
+        assert comment, line
+        assert comment not in found, comment
+        environment = dict(word.split("=") for word in words[:program])
+        found[comment] = Command(words[program:], environment)
+    return found
+
+
+def follow(name: str, programs: dict[str, Program], quoted: str = "") -> dict[str, str]:
     """Follow a tutorial from its first to its last line, in the working directory.
 
     Python blocks share one session. Each line of an expected output has to be in the output of the
@@ -89,8 +125,8 @@ def shell(line: str) -> str:
 
 
 def rsl_tbptt(
-    run: Callable[[list[str]], tuple[int, str]], episodes: int = 256, overrides: Sequence[str] = ()
-) -> Command:
+    run: Callable[[list[str]], tuple[int, str]], episodes: int, overrides: Sequence[str]
+) -> Program:
     """Return a function that runs ``rsl-tbptt``, which fails only with a difference that it prints.
 
     Args:
@@ -125,3 +161,11 @@ def arguments(line: str) -> list[str]:
             word = str(max(Path().glob(pattern), key=os.path.getmtime).resolve())
         found.append(word)
     return found
+
+
+def build_wheel(package: Path) -> Path:
+    """Build a package's wheel in its folder; a path with the wheel imports the package."""
+    code = "from setuptools import build_meta; build_meta.build_wheel('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=package, check=True, capture_output=True)
+    (wheel,) = package.glob("*.whl")
+    return wheel
