@@ -130,11 +130,6 @@ def roll_out(
             algorithm.compute_returns(make_obs(num_envs, generator))
 
 
-def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Stand in for a user's loss that is given by its qualified name."""
-    return (actions - labels).abs()
-
-
 def parameters_of(algorithm: Any) -> torch.Tensor:
     """Return the policy's parameters as one vector."""
     return nn.utils.parameters_to_vector(algorithm.policy.parameters()).detach().clone()
