@@ -118,8 +118,3 @@ def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
 def test_a_frame_may_not_outlast_the_next_ones_taking(env):
     with pytest.raises(ValueError, match="max_latency is 3, expected 0 to 2"):
         Frames(env, max_latency=3)
-
-
-def test_a_frame_that_arrives_after_the_next_one_is_refused(env):
-    with pytest.raises(ValueError, match="max_latency is 3, expected 0 to 2: a frame arrives"):
-        Frames(env, max_latency=3)
