@@ -13,7 +13,6 @@ import onnx
 import pytest
 import torch
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
-from rsl_rl.modules.distribution import Distribution
 from support.helpers import write_drawn_bundle
 from tensordict import TensorDict
 
@@ -62,30 +61,11 @@ ROBOT = {
 }
 
 
-class Discrete(Distribution):
-    """Each action is one of five numbers. It cannot tell a mean, and has no module for exports."""
-
-    @property
-    def input_dim(self):
-        return [self.output_dim, 5]
-
-    def update(self, mlp_output):
-        self.categorical = torch.distributions.Categorical(logits=mlp_output)
-
-    def deterministic_output(self, mlp_output):
-        return mlp_output.argmax(-1)
-
-    @property
-    def mean(self):
-        raise TypeError("discrete actions have no mean")
-
-
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 DISTRIBUTIONS = [
     ("mlp", None),
     ("gru", {"class_name": "HeteroscedasticGaussianDistribution", "std_type": "log"}),
     ("sru", {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)}),
-    ("mlp", {"class_name": Discrete}),
 ]
 
 
