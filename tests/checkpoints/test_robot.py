@@ -70,16 +70,29 @@ def test_isaac_labs_terms_provide_modifiers_delay_and_order_of_history(order, ex
     assert (speed["modifiers"], speed["delay_max_lag"], speed["scale"]) == ([], 0, 0.1)
 
 
-def test_mjlabs_terms_provide_their_delay():
-    told = {"func": broken, "scale": None, "clip": None, "noise": None, "history_length": 0}
-    late = SimpleNamespace(**told, flatten_history_dim=True, delay_min_lag=1, delay_max_lag=2)
+def observed(function, **settings):
+    none = dict.fromkeys(("scale", "clip", "noise"))
+    told = {"func": function, "history_length": 0, "flatten_history_dim": True, **none}
+    return SimpleNamespace(**told, **settings)
+
+
+def described(widths, *terms, of_mjlab=False, **env):
+    """Describe a robot whose policy sees some terms of some widths."""
     manager = SimpleNamespace(
-        active_terms={"policy": ["angles"]},
-        group_obs_term_dim={"policy": [(7,)]},
-        get_term_cfg=lambda group, name: late,
+        active_terms={"policy": [str(index) for index in range(len(terms))]},
+        group_obs_term_dim={"policy": [(width,) for width in widths]},
     )
-    env = SimpleNamespace(observation_manager=manager)
-    group = describe_robot(env, OBS)["observation_groups"]["policy"]
+    if of_mjlab:
+        manager.get_term_cfg = lambda _, name: terms[int(name)]
+    else:
+        manager._group_obs_term_cfgs = {"policy": [*terms]}
+    found = describe_robot(SimpleNamespace(observation_manager=manager, **env), OBS)
+    return found, found["observation_groups"]["policy"]
+
+
+def test_mjlabs_terms_provide_their_delay():
+    late = observed(broken, delay_min_lag=1, delay_max_lag=2)
+    _, group = described([7], late, of_mjlab=True)
     [term] = group["terms"]
     assert (term["delay_min_lag"], term["delay_max_lag"], term["modifiers"]) == (1, 2, [])
     assert group["history_order"] == "term"
@@ -118,17 +131,7 @@ class Phase:
         return torch.zeros(4, 4)
 
 
-def observed(function):
-    none = dict.fromkeys(("scale", "clip", "noise"))
-    return SimpleNamespace(func=function, history_length=0, flatten_history_dim=True, **none)
-
-
 def test_functions_of_observations_and_ranges_of_commands_are_recorded():
-    observations = SimpleNamespace(
-        active_terms={"policy": ["w", "phase"]},
-        group_obs_term_dim={"policy": [(3,), (4,)]},
-        _group_obs_term_cfgs={"policy": [observed(base_ang_vel), observed(Phase())]},
-    )
     ranges = SimpleNamespace(lin_vel_x=(-1.0, 1.0), heading=None)
     widest = SimpleNamespace(lin_vel_x=(-2.0, 2.0))
     commands = {
@@ -137,10 +140,9 @@ def test_functions_of_observations_and_ranges_of_commands_are_recorded():
         "motion": SimpleNamespace(),
     }
     manager = SimpleNamespace(active_terms=[*commands], get_term=commands.get)
-    env = SimpleNamespace(observation_manager=observations, command_manager=manager)
-    found = describe_robot(env, OBS)
-    terms = found["observation_groups"]["policy"]["terms"]
-    assert [term["function"] for term in terms] == ["base_ang_vel", "Phase"]
+    terms = observed(base_ang_vel), observed(Phase())
+    found, group = described([3, 4], *terms, command_manager=manager)
+    assert [term["function"] for term in group["terms"]] == ["base_ang_vel", "Phase"]
     assert found["command_names"] == [*commands]
     assert found["command_ranges"] == {
         "velocity": {"lin_vel_x": [-1.0, 1.0]},
@@ -167,16 +169,9 @@ def test_the_joints_that_a_term_selects_are_recorded_in_order(joint_ids, expecte
         "weights": torch.ones(3),
         "object": Phase(),
     }
-    cfg = SimpleNamespace(**vars(observed(base_ang_vel)), params=params)
-    env = SimpleNamespace(
-        scene={"robot": SimpleNamespace(joint_names=["hip", "knee", "foot"])},
-        observation_manager=SimpleNamespace(
-            active_terms={"policy": ["q"]},
-            group_obs_term_dim={"policy": [(7,)]},
-            _group_obs_term_cfgs={"policy": [cfg]},
-        ),
-    )
-    [term] = describe_robot(env, OBS)["observation_groups"]["policy"]["terms"]
+    scene = {"robot": SimpleNamespace(joint_names=["hip", "knee", "foot"])}
+    _, group = described([7], observed(base_ang_vel, params=params), scene=scene)
+    [term] = group["terms"]
     assert term["parameters"] == {
         "asset_cfg": {"entity": "robot", **expected},
         "command_name": "base_velocity",

@@ -5,7 +5,9 @@ import torch
 import yaml
 from rsl_rl.models import MLPModel
 from rsl_rl.runners import DistillationRunner
+from support.fine_tuning import distillation_cfg
 from support.helpers import make_distillation, make_model, make_ppo
+from support.inside import through_a_file
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -36,23 +38,10 @@ def model_of(obs, groups):
     return MLPModel(obs, sets, "teacher", 1, hidden_dims=[8], distribution_cfg=gaussian)
 
 
-def train_cfg(activation="elu", **options):
-    """Return a config as Isaac Lab passes it: its --checkpoint is in "load_checkpoint"."""
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
-    model = {"class_name": "MLPModel", "hidden_dims": [8], "distribution_cfg": gaussian}
-    return {
-        "num_steps_per_env": 6,
-        "save_interval": 1,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-            "gradient_length": 3,
-            **options.pop("algorithm", {}),
-        },
-        "student": {**model, "distribution_cfg": dict(gaussian)},
-        "teacher": {**model, "distribution_cfg": dict(gaussian), "activation": activation},
-        **options,
-    }
+def train_cfg(activation="elu"):
+    cfg = distillation_cfg()
+    cfg["teacher"]["activation"] = activation
+    return cfg
 
 
 def load_as_isaaclab(path, cfg):
@@ -116,42 +105,48 @@ def test_order_and_widths_of_observation_groups(groups, widths, message):
         check_fits(model, model.state_dict(), *arguments)
 
 
-def test_checkpoints_of_this_package_describe_their_models(tmp_path):
-    relu = {"activation": "relu"}
-    teacher = make_ppo(TbpttPPO, 4, 2, actor="mlp", num_mini_batches=1).save()
-    torch.save(teacher, tmp_path / "model.pt")
-    read = torch.load(tmp_path / "model.pt", weights_only=True)["rsl_tbptt"]["models"]
-    described = {
+def reinforcing(**options):
+    return make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **options)
+
+
+def distilling(**options):
+    return make_distillation(TbpttDistillation, 4, 2, gradient_length=2, **options)
+
+
+def pulled():
+    algorithm = reinforcing(teacher_cfg={"class_name": "MLPModel"}, teacher_coef=1.0)
+    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
+    return algorithm
+
+
+def test_checkpoints_of_this_package_describe_their_models():
+    models = through_a_file(reinforcing(actor="mlp").save())["rsl_tbptt"]["models"]
+    assert models["actor"] == {
         "activations": ["ELU"],
         "obs_groups": {"policy": [5]},
         "images": {},
         "groups": {"policy": {"shape": [5], "dtype": "float32"}},
         "class_name": "rsl_rl.models.mlp_model:MLPModel",
     }
-    assert read["actor"] == described
-    assert read["critic"]["obs_groups"] == {"state": [7]}
-    with pytest.raises(ValueError, match=r"actor\.activation is ReLU, expected ELU"):
-        make_ppo(TbpttPPO, 4, 2, actor="mlp", num_mini_batches=1, actor_kwargs=relu).load(
-            teacher, None, strict=True
-        )
-    student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
-    with pytest.raises(ValueError, match=r"student\.activation is ReLU, expected ELU"):
-        make_distillation(TbpttDistillation, 4, 2, gradient_length=2, student_kwargs=relu).load(
-            student, None, strict=True
-        )
-    with pytest.raises(ValueError, match=r"actor\.activation is ReLU, expected ELU"):
-        make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, actor_kwargs=relu).load(
-            student, None, strict=True
-        )
+    assert models["critic"]["obs_groups"] == {"state": [7]}
 
 
-def test_a_teacher_of_ppo_is_compared_too():
-    student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
-    pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_coef": 1.0}
-    algorithm = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **pull)
-    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
-    with pytest.raises(ValueError, match=r"teacher\.activation is ReLU, expected ELU"):
-        algorithm.load(student, None, strict=True)
+RELU = {"activation": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("written", "reader", "role"),
+    [
+        ({"actor": "mlp"}, lambda: reinforcing(actor="mlp", actor_kwargs=RELU), "actor"),
+        (None, lambda: distilling(student_kwargs=RELU), "student"),
+        (None, lambda: reinforcing(actor_kwargs=RELU), "actor"),
+        (None, pulled, "teacher"),
+    ],
+)
+def test_another_activation_than_a_checkpoint_describes_is_refused(written, reader, role):
+    writer = reinforcing(**written) if written else distilling()
+    with pytest.raises(ValueError, match=rf"{role}\.activation is ReLU, expected ELU"):
+        reader().load(through_a_file(writer.save()), None, strict=True)
 
 
 def test_a_config_is_read_without_running_code(tmp_path):

@@ -3,6 +3,8 @@
 compat/rsl_rl3/test_checkpoints.py compares the names with those of a file of rsl_rl 3.1.2.
 """
 
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,104 +16,93 @@ from support.older_checkpoints import as_policy
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 NORMALIZED = {"obs_normalization": True}
-KINDS = ["mlp", "lstm", "gru"]
 
 
-def trained(kind, *roles):
-    """Return models that are not as those that ``make_ppo`` and ``make_distillation`` build."""
-    models = {}
-    for seed, role in enumerate(roles):
-        options: dict[str, Any] = {"output_dim": 1} if role == "critic" else {}
-        if role in ("critic", "teacher"):
-            options["distribution_cfg"] = None
-        model: Any = make_model(role, kind, 4, seed=50 + seed, **NORMALIZED, **options)
-        model.obs_normalizer._mean.uniform_()
-        model.obs_normalizer.count.fill_(7)
-        models[role] = model
-    return models
+def model_of(role, kind, seed):
+    """Return a model with numbers of its own, in its normaliser too."""
+    options: dict[str, Any] = {"output_dim": 1} if role == "critic" else {}
+    if role in ("critic", "teacher"):
+        options["distribution_cfg"] = None
+    model: Any = make_model(role, kind, 4, seed=seed, **NORMALIZED, **options)
+    model.obs_normalizer._mean.uniform_()
+    model.obs_normalizer.count.fill_(7)
+    return model
 
 
-def reinforcing(kind, **options):
-    algorithm = make_ppo(TbpttPPO, 6, 4, kind, kind, NORMALIZED, **options)
-    critic = trained(kind, "critic")["critic"]
-    critic.load_state_dict({name: value + 1 for name, value in critic.state_dict().items()})
-    return TbpttPPO(algorithm.actor, critic, algorithm.storage, **options)
+def models_of(kind, *roles):
+    return {role: model_of(role, kind, 50 + seed) for seed, role in enumerate(roles)}
 
 
-def distilling_with(teacher, kind, **options):
+def reinforcing(kind):
+    algorithm = make_ppo(TbpttPPO, 6, 4, kind, kind, NORMALIZED)
+    return TbpttPPO(algorithm.actor, model_of("critic", kind, 8), algorithm.storage)
+
+
+def distilling(kind, teacher="teacher", **options):
     options = {"gradient_length": 3, **options}
     built = make_distillation(TbpttDistillation, 6, 4, kind, kind, NORMALIZED, **options)
-    return TbpttDistillation(built.student, teacher, built.storage, **options)
+    return TbpttDistillation(built.student, model_of(teacher, kind, 9), built.storage, **options)
+
+
+from_an_actor = partial(distilling, teacher="actor")
+
+
+def check_loaded(algorithm, models, loaded):
+    for role, source in loaded.items():
+        found, expected = (dict(m.state_dict()) for m in (getattr(algorithm, role), models[source]))
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_policy_of_ppo_can_be_trained_on(kind, separate):
-    models = trained(kind, "actor", "critic")
-    algorithm = reinforcing(kind)
-    optimizer = algorithm.optimizer.state_dict()
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize(
+    ("build", "loaded"),
+    [
+        (reinforcing, {"actor": "actor", "critic": "critic"}),
+        (reinforcing, {"actor": "student"}),
+        (distilling, {"student": "student", "teacher": "teacher"}),
+        (from_an_actor, {"teacher": "actor"}),
+    ],
+)
+def test_models_of_a_policy_are_trained_on_or_teach(build, loaded, kind, separate):
+    is_distilled = "student" in loaded.values()
+    models = models_of(kind, *(("student", "teacher") if is_distilled else ("actor", "critic")))
+    algorithm = build(kind)
+    optimizer = copy.deepcopy(algorithm.optimizer.state_dict())
     assert algorithm.load(as_policy(models, separate=separate), None, strict=True) is False
-    assert_same(dict(algorithm.actor.state_dict()), dict(models["actor"].state_dict()))
-    assert_same(dict(algorithm.critic.state_dict()), dict(models["critic"].state_dict()))
+    check_loaded(algorithm, models, loaded)
     assert_same(algorithm.optimizer.state_dict(), optimizer)
-    only_critic = reinforcing(kind)
-    before = {name: value.clone() for name, value in only_critic.actor.state_dict().items()}
-    only_critic.load(as_policy(models), {"critic": True, "optimizer": True}, strict=True)
-    assert_same(dict(only_critic.actor.state_dict()), before)
-    assert_same(dict(only_critic.critic.state_dict()), dict(models["critic"].state_dict()))
+    if build is reinforcing and is_distilled:
+        assert algorithm.save()["rsl_tbptt"]["fine_tuning"] == {"num_updates": 0}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_distilled_student_can_be_trained_on(kind):
-    models = trained(kind, "student", "teacher")
-    checkpoint = as_policy(models)
-    student = dict(models["student"].state_dict())
-    algorithm = reinforcing(kind)
-    assert algorithm.load(checkpoint, None, strict=True) is False
-    assert_same(dict(algorithm.actor.state_dict()), student)
-    assert algorithm.save()["rsl_tbptt"]["fine_tuning"] == {"num_updates": 0}
-    teacher = make_model("teacher", kind, 4, seed=3, distribution_cfg=None, **NORMALIZED)
-    distilling = distilling_with(teacher, kind)
-    assert distilling.load(checkpoint, None, strict=True) is False
-    assert_same(dict(distilling.student.state_dict()), student)
-    assert_same(dict(distilling.teacher.state_dict()), dict(models["teacher"].state_dict()))
+def test_one_model_of_a_policy_is_loaded_alone():
+    models, algorithm = models_of("lstm", "actor", "critic"), reinforcing("lstm")
+    before = {"actor": copy.deepcopy(algorithm.actor)}
+    algorithm.load(as_policy(models), {"critic": True, "optimizer": True}, strict=True)
+    check_loaded(algorithm, models, {"critic": "critic"})
+    check_loaded(algorithm, before, {"actor": "actor"})
 
 
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", ["load", "teacher_checkpoint"])
-def test_an_actor_can_be_the_teacher(kind, way, separate, tmp_path):
-    models = trained(kind, "actor", "critic")
-    checkpoint, path = as_policy(models, separate=separate), tmp_path / "model.pt"
-    torch.save(checkpoint, path)
-    named = {"teacher_checkpoint": str(path)} if way == "teacher_checkpoint" else {}
-    teacher = make_model("actor", kind, 4, seed=3, **NORMALIZED)
-    algorithm = distilling_with(teacher, kind, **named)
-    if way == "load":
-        assert algorithm.load(checkpoint, None, strict=True) is False
+def test_a_file_with_an_actor_can_be_the_teachers(tmp_path):
+    models = models_of("gru", "actor", "critic")
+    torch.save(as_policy(models, separate=True), tmp_path / "model.pt")
+    algorithm = from_an_actor("gru", teacher_checkpoint=str(tmp_path / "model.pt"))
     roll_out(algorithm, 0)
-    assert_same(dict(algorithm.teacher.state_dict()), dict(models["actor"].state_dict()))
+    check_loaded(algorithm, models, {"teacher": "actor"})
 
 
-@pytest.mark.parametrize("change", [{"estimator.0.weight": torch.ones(2)}, {"critic": None}])
+@pytest.mark.parametrize("change", ["an estimator", "no critic"])
 def test_another_policy_is_refused_by_its_names(change):
-    checkpoint = as_policy(trained("mlp", "actor", "critic"))
-    policy = checkpoint["model_state_dict"]
-    for name, value in change.items():
-        if value is None:
-            for key in [key for key in policy if key.startswith(name)]:
-                del policy[key]
-        else:
-            policy[name] = value
-    for algorithm in (
-        reinforcing("mlp"),
-        distilling_with(make_model("teacher", "mlp", 4, 1), "mlp"),
-    ):
+    checkpoint = as_policy(models_of("mlp", "actor", "critic"))
+    policy = {**checkpoint["model_state_dict"], "estimator.0.weight": torch.ones(2)}
+    if change == "no critic":
+        policy = {k: v for k, v in checkpoint["model_state_dict"].items() if "critic" not in k}
+    for algorithm in (reinforcing("mlp"), distilling("mlp")):
         with pytest.raises(ValueError, match=r"a policy with \[.*expected rsl_rl 1 to 3's"):
-            algorithm.load(checkpoint, None, strict=True)
+            algorithm.load({**checkpoint, "model_state_dict": policy}, None, strict=True)
 
 
 def test_a_policy_of_other_sizes_is_refused_as_any_checkpoint():
-    algorithm = reinforcing("lstm")
     with pytest.raises(ValueError, match=r"'rnn\.rnn\.weight_ih_l0' has shape"):
-        algorithm.load(as_policy(trained("gru", "actor", "critic")), None, strict=True)
+        reinforcing("lstm").load(as_policy(models_of("gru", "actor", "critic")), None, strict=True)

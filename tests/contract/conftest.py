@@ -19,7 +19,6 @@ RNN_DIM = 3
 """Equal to the number of the teacher's observations: with a recurrent student rsl_rl 3.1.2 builds a
 memoryless teacher with this number of inputs."""
 
-OWN, STOCK = "own", "stock"
 RUNNERS = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 
 
@@ -131,18 +130,15 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
 
     def make(
         kind: str,
-        whose: str = OWN,
         recurrent: bool = True,
         models: dict[str, Any] | None = None,
         num_steps: int = NUM_STEPS,
         log_dir: Path | None = None,
-        env: RecallEnv | None = None,
         **options: Any,
     ) -> Any:
         if kind == "distillation":
             options = {"gradient_length": num_steps, **options}
-        name = {"distillation": "Distillation", "ppo": "PPO"}[kind]
-        name = name if whose == STOCK else f"{era.prefix}Tbptt{name}"
+        name = era.prefix + {"distillation": "TbpttDistillation", "ppo": "TbpttPPO"}[kind]
         cfg = {
             "num_steps_per_env": num_steps,
             "save_interval": 100,
@@ -152,8 +148,7 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
         for role, model in (models or era.models(kind, recurrent)).items():
             cfg[role] = copy.deepcopy(model)
         torch.manual_seed(0)
-        env = env or RecallEnv(NUM_ENVS, recall_length=3)
-        runner = RUNNERS[kind](env, cfg, log_dir and str(log_dir))
+        runner = RUNNERS[kind](RecallEnv(NUM_ENVS, recall_length=3), cfg, log_dir and str(log_dir))
         if kind == "distillation" and "teacher_checkpoint" not in options:
             era.declare_teacher_loaded(runner.alg)
         runner.git_status_repos = []  # which takes seconds

@@ -5,7 +5,6 @@ The assertions are the same for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix
 
 import pytest
 import torch
-from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms.health import limit_of
@@ -75,15 +74,6 @@ def test_checkpoint_round_trip_and_resume(make_runner, era, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stock_algorithm_reads_our_checkpoint(make_runner, era, kind, tmp_path):
-    own = make_runner(kind, log_dir=tmp_path, learning_rate=1e-2)
-    train(own, iterations=2)
-    stock = make_runner(kind, "stock")
-    stock.load(str(tmp_path / "model_1.pt"))
-    assert torch.equal(era.parameters(stock.alg), era.parameters(own.alg))
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_done_clears_the_state_of_its_environment(make_runner, era, kind):
     runner = make_runner(kind)
     dones = torch.tensor([1, 0, 0, 1, 0, 0])
@@ -120,40 +110,6 @@ def test_teacher_comes_from_a_ppo_checkpoint(make_runner, era, tmp_path, by_opti
         runner.load(file)
     train(runner)
     assert torch.equal(era.teacher_parameters(runner.alg), era.actor_parameters(ppo.alg))
-
-
-@pytest.mark.parametrize("recurrent", [True, False])
-def test_distillation_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
-    # SGD, because the first steps of Adam do not show the size of the gradient.
-    shared = {"recurrent": recurrent, "gradient_length": 3, "optimizer": "sgd"}
-    shared |= {"max_grad_norm": None, "learning_rate": 0.1}
-    stock = make_runner("distillation", "stock", num_learning_epochs=1, **shared)
-    own = make_runner("distillation", **shared, **ONE_PASS, loss_reduction="sum", tail="drop")
-    differing = make_runner("distillation", **shared, **ONE_PASS)
-    for runner in (stock, own, differing):
-        train(runner, iterations=3)
-    expected = era.parameters(stock.alg)
-    torch.testing.assert_close(era.parameters(own.alg), expected, **PARITY_FLOAT32)
-    assert not torch.allclose(era.parameters(differing.alg), expected, **PARITY_FLOAT32)
-
-
-@pytest.mark.parametrize("recurrent", [True, False])
-@pytest.mark.usefixtures("in_order")
-def test_ppo_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
-    """After one rollout only: from the second on, older releases have another critic state."""
-    shared = {"recurrent": recurrent, "schedule": "fixed", "num_mini_batches": 2}
-    # Far above any norm: 3.1.2 clips actor and critic together.
-    shared |= {"num_learning_epochs": 2, "max_grad_norm": 1e6}
-
-    def parameters(whose, **options):
-        runner = make_runner("ppo", whose, **shared, **options)
-        train(runner)
-        return era.parameters(runner.alg)
-
-    expected = parameters("stock")
-    torch.testing.assert_close(parameters("own"), expected, **PARITY_FLOAT32)
-    other = {"gradient_length": 1} if recurrent else {"clip_param": 0.01}
-    assert not torch.allclose(parameters("own", **other), expected, **PARITY_FLOAT32)
 
 
 @pytest.mark.parametrize("kind", KINDS)

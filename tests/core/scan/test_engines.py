@@ -197,24 +197,15 @@ def test_without_gradients(engine, cell, device, mode):
 def test_scans_alive_at_once_share_nothing(engine, cell, device, order):
     cases = [make_case(cell, 2, 4, 3, 0.3, seed, device=device) for seed in range(3)]
     results = [recurrent_scan(*case, engine=engine) for case in cases]
-    for index in order:
-        expected = recurrent_scan(*cases[index], engine="reference")
+
+    def handed_out(index, outputs, last):
         weights = list(cases[index][0].parameters())
-        got, want = (
-            [outputs, *as_tensors(last), *torch.autograd.grad(outputs.square().sum(), weights)]
-            for outputs, last in (results[index], expected)
-        )
+        return [outputs, *as_tensors(last), *torch.autograd.grad(outputs.square().sum(), weights)]
+
+    found = {index: handed_out(index, *results[index]) for index in order}
+    for index, got in found.items():  # after all backward passes
+        want = handed_out(index, *recurrent_scan(*cases[index], engine="reference"))
         assert_all_close(got, want, **EXACT_FLOAT64)
-
-
-def test_what_was_handed_out_outlives_the_next_scan(engine, cell, device):
-    first, second = (make_case(cell, 1, 4, 3, 0.3, seed, device=device) for seed in range(2))
-    handed_out = values_and_gradients(*first, engine)
-    copies = [tensor.clone() for tensor in handed_out]
-    values_and_gradients(*second, engine)
-    with torch.no_grad():
-        recurrent_scan(*second, engine)
-    assert_all_close(handed_out, copies, **SAME)
 
 
 @hand_written
@@ -242,21 +233,16 @@ def test_autocast_around_the_backward_pass_alone_has_no_effect(engine, cell, dev
 
 
 @hand_written
-def test_a_second_backward_pass_is_refused(engine, cell, device):
-    outputs, _ = recurrent_scan(*make_case(cell, 1, 3, 2, 0.0, device=device), engine)
+def test_a_second_and_a_double_backward_pass_are_refused(engine, cell, device):
+    rnn, inputs, state, starts = make_case(cell, 1, 3, 2, 0.0, device=device)
+    outputs, _ = recurrent_scan(rnn, inputs.requires_grad_(), state, starts, engine)
+    for leaf in (inputs, rnn.weight_hh_l0):
+        with pytest.raises(RuntimeError, match="create_graph=True"):
+            torch.autograd.grad(outputs.sum(), leaf, create_graph=True)
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
     outputs.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="retain_graph=True"):
         outputs.sum().backward()
-
-
-@hand_written
-@pytest.mark.parametrize("leaf", ["inputs", "weight_hh_l0"])
-def test_double_backward_is_refused(engine, cell, device, leaf):
-    rnn, inputs, state, starts = make_case(cell, 1, 3, 2, 0.0, device=device)
-    leaves = {"inputs": inputs.requires_grad_(), **dict(rnn.named_parameters())}
-    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
-    with pytest.raises(RuntimeError, match="create_graph=True"):
-        torch.autograd.grad(outputs.sum(), leaves[leaf], create_graph=True)
 
 
 @hand_written

@@ -147,23 +147,22 @@ def test_the_tolerance_lets_rounding_pass(engine, cell, dtype, device, operand_d
             scan.check_against_reference(*check, seed)
 
 
-def test_the_shape_of_episode_starts_is_checked():
-    rnn, inputs, state, starts = make_case("LSTM", 1, 4, 3, 0.0)
-    with pytest.raises(ValueError, match=r"episode_starts has shape \(3, 3\), expected \(4, 3\)"):
-        recurrent_scan(rnn, inputs, state, starts[:3])
+HERE = r"expected one of \['auto', 'compiled', 'reference'\] on cpu"
 
 
-@pytest.mark.parametrize("cuts", [(0,), (2, 2), (3, 1), (7,), (-1,)])
-def test_cuts_are_steps_in_rising_order(cuts):
-    with pytest.raises(ValueError, match="cuts"):
-        recurrent_scan(*make_case("LSTM", 1, 7, 3, 0.3), cuts=cuts)
-
-
-@pytest.mark.parametrize("name", ["warp", "triton"])
-def test_an_engine_that_does_not_run_here_is_refused(name):
-    allowed = r"expected one of \['auto', 'compiled', 'reference'\] on cpu"
-    with pytest.raises(ValueError, match=f"scan_engine is '{name}', {allowed}"):
-        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.0), name)
+@pytest.mark.parametrize(
+    ("num_starts", "options", "message"),
+    [
+        (3, {}, r"episode_starts has shape \(3, 3\), expected \(7, 3\)"),
+        (7, {"engine": "warp"}, f"scan_engine is 'warp', {HERE}"),
+        (7, {"engine": "triton"}, f"scan_engine is 'triton', {HERE}"),
+        *((7, {"cuts": cuts}, "cuts") for cuts in [(0,), (2, 2), (3, 1), (7,), (-1,)]),
+    ],
+)
+def test_wrong_arguments_are_named(num_starts, options, message):
+    rnn, inputs, state, starts = make_case("LSTM", 1, 7, 3, 0.0)
+    with pytest.raises(ValueError, match=message):
+        recurrent_scan(rnn, inputs, state, starts[:num_starts], **options)
 
 
 @pytest.mark.parametrize(
