@@ -1,7 +1,6 @@
-"""Three plain references for truncated BPTT, which all other code has to equal."""
+"""Two plain references for truncated BPTT, which all other code has to equal."""
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ OBS_DIM, HIDDEN, ACTIONS = 3, 4, 2
 
 
 class Policy(nn.Module):
-    """Recurrent layers with a linear head, in float64."""
+    """Recurrent layers with a linear head, in float64, also with rsl_rl's interface."""
 
     def __init__(self, rnn_type: str = "lstm", num_layers: int = 1, seed: int = 0) -> None:
         super().__init__()
@@ -27,6 +26,16 @@ class Policy(nn.Module):
     def replay(self, obs, state, episode_starts, engine="auto", cuts=()):
         latent, state = recurrent_scan(self.rnn, obs, state, episode_starts, engine, cuts)
         return (self.head(latent),), state
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        latent, self.state = self.rnn(obs.unsqueeze(0), self.state)
+        return self.head(latent[0])
+
+    def reset(self, hidden_state: Any) -> None:
+        self.state = hidden_state
+
+    def get_hidden_state(self) -> Any:
+        return self.state
 
     def zero_state(self, num_envs: int):
         zeros = torch.zeros(self.rnn.num_layers, num_envs, HIDDEN, dtype=torch.float64)
@@ -66,98 +75,36 @@ def full_bptt_by_episode(policy: Policy, rollout: Rollout, state, divisor: float
                 parts = tuple(s[:, env : env + 1].contiguous() for s in as_tensors(state))
                 begin = parts if len(parts) == 2 else parts[0]
             latent, _ = policy.rnn(rollout.obs[first:last, env : env + 1].contiguous(), begin)
-            error = policy.head(latent) - rollout.labels["actions"][first:last, env : env + 1]
-            total = total + error.square().mean(-1).sum()
+            labels = rollout.labels["actions"][first:last, env : env + 1]
+            total = total + squared_error(policy.head(latent), labels).sum()
     (total / divisor).backward()
     return policy.gradient().clone()
 
 
-@dataclass
-class StepwiseTbptt:
-    """Truncated BPTT(k1, k2), step by step with an explicit detach; keeps every step's state."""
-
-    policy: Policy
-    rollout: Rollout
-    k1: int
-    k2: int
-
-    def gradients(self, state, divisor: float) -> list[torch.Tensor]:
-        """Return the gradient of each optimiser step, the last group flushed."""
-        num_steps = self.rollout.num_steps
-        before = {0: self._detached(state)}
-        gradients = []
-        for first in range(0, num_steps, self.k1):
-            last = min(first + self.k1, num_steps)
-            self.policy.zero_grad()
-            if self.k1 >= self.k2:
-                for t in range(first, last):
-                    if (t - first) % self.k2 == 0:
-                        loss = self._run(t, min(t + self.k2, last), t, before)
-                        (loss / divisor).backward()
-            else:
-                loss = self._run(max(0, last - self.k2), last, first, before)
-                (loss / divisor).backward()
-            gradients.append(self.policy.gradient().clone())
-        return gradients
-
-    def _run(self, start: int, stop: int, loss_start: int, before: dict) -> torch.Tensor:
-        starts = self.rollout.episode_starts
-        state, total = before[start], torch.zeros((), dtype=torch.float64)
-        for t in range(start, stop):
-            before[t] = self._detached(state)
-            keep = (~starts[t]).unsqueeze(-1)
-            masked = tuple(torch.where(keep, s, torch.zeros_like(s)) for s in as_tensors(state))
-            masked = masked if len(masked) == 2 else masked[0]
-            latent, state = self.policy.rnn(self.rollout.obs[t : t + 1], masked)
-            if t >= loss_start:
-                error = self.policy.head(latent[0]) - self.rollout.labels["actions"][t]
-                total = total + error.square().mean(-1).sum()
-        before[stop] = self._detached(state)
-        return total
-
-    @staticmethod
-    def _detached(state):
-        parts = tuple(s.detach() for s in as_tensors(state))
-        return parts if len(parts) == 2 else parts[0]
-
-
-@dataclass
-class WeightedSequences:
-    """A rollout of n environments with a model of rsl_rl's interface, and its steps' weights."""
-
-    obs: Any
-    """Observations, batch size (T, n)."""
-
-    labels: torch.Tensor
-    """Shape: (T, n, A)."""
-
-    dones: torch.Tensor
-    """True where an episode ends after the step. Shape: (T, n), bool."""
-
-    weights: torch.Tensor
-    """Shape: (T, n)."""
-
-    state: Any = None
-    """State before the first step; None means zero."""
-
-
-def weighted_gradients(
+def stepwise_gradients(
     model: Any,
-    sequences: list[WeightedSequences],
+    rollouts: list[tuple[Rollout, Any]],
     k1: int,
     k2: int,
-    loss: Any,
+    divisor: float | None = None,
     num_loss_steps: int | None = None,
 ) -> list[torch.Tensor]:
     """Return the gradient of each optimiser step of truncated BPTT(k1, k2) at fixed parameters.
 
-    Each minimises the sum of weight times loss over its steps. The divisor is the number of steps
-    of a full group times the average weight of a step, summed over sequences.
+    Each step of a rollout is run for itself, from detached states that are kept of every step.
+
+    Args:
+        model: A model of rsl_rl's interface.
+        rollouts: Rollouts of the label "actions" with the states before them; None means zero.
+        k1: Steps between two optimiser steps.
+        k2: Steps through which a gradient flows.
+        divisor: Of the squared errors' sum. None means that a full group's loss is their mean.
+        num_loss_steps: Steps that have a loss; None means all.
     """
-    num_steps = num_loss_steps or len(sequences[0].dones)
-    mean_weights = sum(each.weights[:num_steps].mean(0).sum() for each in sequences)
-    divisor = min(k1, num_steps) * mean_weights
-    before: list[dict[int, Any]] = [{0: each.state} for each in sequences]
+    num_steps = num_loss_steps or rollouts[0][0].num_steps
+    if divisor is None:
+        divisor = min(k1, num_steps) * sum(rollout.num_envs for rollout, _ in rollouts)
+    before: list[dict[int, Any]] = [{0: state} for _, state in rollouts]
     gradients = []
     for first in range(0, num_steps, k1):
         last = min(first + k1, num_steps)
@@ -165,22 +112,16 @@ def weighted_gradients(
         if k1 >= k2:
             windows = [(t, min(t + k2, last), t) for t in range(first, last, k2)]
         model.zero_grad()
-        for each, states in zip(sequences, before, strict=True):
+        for (rollout, _), states in zip(rollouts, before, strict=True):
             for window in windows:
-                (_weighted_loss(model, each, states, *window, loss) / divisor).backward()
+                (_loss(model, rollout, states, *window) / divisor).backward()
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         gradients.append(torch.cat([grad.flatten() for grad in grads]))
     return gradients
 
 
-def _weighted_loss(
-    model: Any,
-    sequences: WeightedSequences,
-    before: dict[int, Any],
-    start: int,
-    stop: int,
-    loss_start: int,
-    loss: Any,
+def _loss(
+    model: Any, rollout: Rollout, before: dict[int, Any], start: int, stop: int, loss_start: int
 ) -> torch.Tensor:
     """Step through a window from the detached state before it; record the state of each step."""
     model.reset(hidden_state=before[start])
@@ -188,10 +129,17 @@ def _weighted_loss(
     for t in range(start, stop):
         before[t] = hidden_state.detach(model.get_hidden_state())
         if t > 0:
-            state = hidden_state.clear(model.get_hidden_state(), sequences.dones[t - 1])
-            model.reset(hidden_state=state)
-        actions = model(sequences.obs[t])
+            starts = rollout.episode_starts[t].unsqueeze(-1)
+            states = as_tensors(model.get_hidden_state())
+            cleared = [torch.where(starts, torch.zeros_like(state), state) for state in states]
+            model.reset(hidden_state=from_tensors(cleared))
+        actions = model(rollout.obs[t])
         if t >= loss_start:
-            total = total + (sequences.weights[t] * loss(actions, sequences.labels[t])).sum()
+            total = total + squared_error(actions, rollout.labels["actions"][t]).sum()
     before[stop] = hidden_state.detach(model.get_hidden_state())
     return total
+
+
+def squared_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean over actions."""
+    return (actions - labels).square().mean(-1)

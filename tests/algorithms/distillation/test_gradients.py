@@ -3,20 +3,17 @@
 import pytest
 import torch
 from support.helpers import hold_frames, make_distillation, make_model, roll_out
-from support.tbptt_reference import WeightedSequences, weighted_gradients
+from support.tbptt_reference import squared_error, stepwise_gradients
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.rollout import Rollout
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 T, N = 7, 5
 FIXED = {"optimizer": "sgd", "learning_rate": 1e-30, "max_grad_norm": None}
 """The parameters do not change, so that the gradient of each optimiser step can be compared."""
-
-
-def squared(actions, labels):
-    return (actions - labels).square().mean(-1)
 
 
 def make(**options):
@@ -36,14 +33,10 @@ def make(**options):
 
 def recorded(algorithm):
     """Return the stored rollout as the reference takes it."""
-    storage = algorithm.storage
-    return WeightedSequences(
-        obs=storage.observations.clone(),
-        labels=storage.privileged_actions.clone(),
-        dones=storage.dones.squeeze(-1).bool(),
-        weights=torch.ones(T, N),
-        state=hidden_state.clone(algorithm.experience.start_state),
-    )
+    storage, labels = algorithm.storage, algorithm.storage.privileged_actions.clone()
+    dones = storage.dones.squeeze(-1).bool()
+    rollout = Rollout.from_dones(storage.observations.clone(), {"actions": labels}, dones)
+    return rollout, hidden_state.clone(algorithm.experience.start_state)
 
 
 def assert_gradients(seen, expected):
@@ -69,31 +62,30 @@ def test_gradients_are_those_of_the_mean_over_fresh_and_old_samples(
     lengths = {"gradient_length": k2, "update_length": k1, "num_micro_batches": num_micro_batches}
     algorithm = make(student=student, **lengths, **options)
     reference = make_model("student", student, N, seed=1)
-    sequences = []
+    rollouts = []
     for seed in range(3):
         on_step = hold_frames(1 + seed) if student == "cnn-lstm" else None
         roll_out(algorithm, seed, on_step=on_step)
-        sequences = [*(sequences if with_buffer else []), recorded(algorithm)]
+        rollouts = [*(rollouts if with_buffer else []), recorded(algorithm)]
         reference.load_state_dict(algorithm.student.state_dict())
         algorithm.seen.clear()
         metrics = algorithm.update()
-        assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, squared))
-        newest, losses = sequences[-1], []
+        assert_gradients(algorithm.seen, stepwise_gradients(reference, rollouts, k1, k2))
+        (newest, state), losses = rollouts[-1], []
         with torch.no_grad():
-            reference.reset(hidden_state=newest.state)
+            reference.reset(hidden_state=state)
             for t in range(T):
-                losses.append(squared(reference(newest.obs[t]), newest.labels[t]))
-                state = hidden_state.clear(reference.get_hidden_state(), newest.dones[t])
-                reference.reset(hidden_state=state)
+                reference.reset(newest.episode_starts[t])
+                losses.append(squared_error(reference(newest.obs[t]), newest.labels["actions"][t]))
         assert metrics["behavior"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-8)
 
 
 def test_steps_without_loss_do_not_count():
     algorithm = make(tail="drop")
     roll_out(algorithm, 0)
-    sequences = recorded(algorithm)
+    rollout = recorded(algorithm)
     algorithm.storage.observations["state"][6, 2, 0] = torch.nan  # its labels are stored already
     reference = make_model("student", "lstm", N, seed=1)
     algorithm.update()
-    expected = weighted_gradients(reference, [sequences], 3, 3, squared, num_loss_steps=6)
+    expected = stepwise_gradients(reference, [rollout], 3, 3, num_loss_steps=6)
     assert_gradients(algorithm.seen, expected)
