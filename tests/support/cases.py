@@ -64,6 +64,20 @@ def turn_signs(env: Any, obs: Any, actions: Any) -> Any:
     return obs, None if actions is None else torch.cat((actions, -actions))
 
 
+def symmetry_cfg(augmentation: bool = True, mirror_loss: bool = True) -> dict[str, Any]:
+    """Return a config as the installed rsl_rl hands it on."""
+    from rsl_rl.extensions import resolve_symmetry_config
+
+    cfg = {
+        "data_augmentation_func": turn_signs,
+        "use_data_augmentation": augmentation,
+        "use_mirror_loss": mirror_loss,
+        "mirror_loss_coeff": 0.7,
+    }
+    env: Any = None  # not needed by the function above
+    return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
+
+
 def fill_with_held_frames(algorithm: Any, seed: int, on_step: Any = None) -> None:
     """Fill the storage with images that environments repeat for three steps."""
     from support.helpers import hold_frames, roll_out
@@ -182,17 +196,7 @@ def _ppo_cases() -> dict[str, Case]:
         return Case(build, fill)
 
     def symmetric(**others: Any) -> Any:
-        from rsl_rl.extensions import resolve_symmetry_config
-
-        cfg = {
-            "data_augmentation_func": turn_signs,
-            "use_data_augmentation": True,
-            "use_mirror_loss": True,
-            "mirror_loss_coeff": 0.7,
-        }
-        env: Any = None  # not needed by the function above
-        cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
-        return case(actor="mlp", critic="mlp", symmetry_cfg=cfg).build(**others)
+        return case(actor="mlp", critic="mlp", symmetry_cfg=symmetry_cfg()).build(**others)
 
     def fine_tuned(num_updates: int = 4, **options: Any) -> Case:
         def build(**others: Any) -> Any:

@@ -7,6 +7,7 @@ import torch
 
 from rsl_tbptt.algorithms import TbpttPPO
 from support.helpers import make_model, make_ppo
+from support.safe_runs import model_cfg
 
 
 def distilled(student: str = "lstm", teacher: str = "lstm") -> dict[str, Any]:
@@ -38,18 +39,9 @@ def save_untrained(runner: Any, path: Path) -> None:
 
 
 def _model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:
-    recurrent = {"rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
-    return {
-        "class_name": class_name,
-        "hidden_dims": [8],
-        "activation": "elu",
-        **(recurrent if class_name == "RNNModel" else {}),
-        **kwargs,
-    }
-
-
-def _gaussian() -> dict[str, Any]:
-    return {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.3}}
+    recurrent = {"rnn_type": "gru"} if class_name == "RNNModel" else {}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
+    return model_cfg(class_name, **{"distribution_cfg": gaussian, **recurrent, **kwargs})
 
 
 def distillation_cfg(**algorithm: Any) -> dict[str, Any]:
@@ -63,8 +55,8 @@ def distillation_cfg(**algorithm: Any) -> dict[str, Any]:
             "gradient_length": 4,
             **algorithm,
         },
-        "student": _model_cfg("RNNModel", **_gaussian()),
-        "teacher": _model_cfg("MLPModel", **_gaussian()),
+        "student": _model_cfg("RNNModel"),
+        "teacher": _model_cfg("MLPModel"),
     }
 
 
@@ -80,9 +72,9 @@ def fine_tuning_cfg(**algorithm: Any) -> dict[str, Any]:
             "critic_warmup_iterations": 1,
             "teacher_coef": 0.5,
             "teacher_updates": 2,
-            "teacher_cfg": _model_cfg("MLPModel", **_gaussian()),
+            "teacher_cfg": _model_cfg("MLPModel"),
             **algorithm,
         },
-        "actor": _model_cfg("RNNModel", **_gaussian()),
-        "critic": _model_cfg("RNNModel"),
+        "actor": _model_cfg("RNNModel"),
+        "critic": _model_cfg("RNNModel", distribution_cfg=None),
     }

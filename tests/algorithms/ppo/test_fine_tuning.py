@@ -6,18 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.fine_tuning import (
-    distilled,
-    make_fine_tuned,
-    make_pulled,
-)
-from support.helpers import (
-    make_model,
-    make_ppo,
-    parameters_of,
-    roll_out,
-    train,
-)
+from support.fine_tuning import distilled, make_fine_tuned, make_pulled
+from support.helpers import make_model, make_ppo, parameters_of, roll_out, train
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -37,24 +27,16 @@ def test_options_for_a_student_warn_once_if_training_starts_without_one(tmp_path
         roll_out(scratch, 0)
     scratch.update()
     roll_out(scratch, 1)
-    started = make_ppo(TbpttPPO, 6, 4, **options)
-    started.load(distilled(), None, strict=True)
-    roll_out(started, 0)
-    resumed = make_ppo(TbpttPPO, 6, 4, **options)
-    resumed.load(started.save(), None, strict=True)
-    roll_out(resumed, 0)
-
-
-def test_a_student_that_becomes_the_actor_is_announced_in_one_line(capsys):
-    options = {"student_action_std": 0.3, "critic_warmup_iterations": 2}
-    make_ppo(TbpttPPO, 6, 4, **options).load(distilled(), None, strict=True)
-    (line,) = capsys.readouterr().out.splitlines()
-    for words in ("student is the actor now", "noise: 0.3 (", "alone: 2 (", "teacher: none ("):
-        assert words in line
+    checkpoint = distilled()
+    for _ in ("begun", "resumed"):
+        started = make_ppo(TbpttPPO, 6, 4, **options)
+        started.load(checkpoint, None, strict=True)
+        checkpoint = started.save()
+        roll_out(started, 0)
 
 
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
-def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_type):
+def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_type, capsys):
     distribution = {"class_name": "GaussianDistribution", "init_std": 0.3, "std_type": std_type}
     kwargs = {"obs_normalization": True, "distribution_cfg": distribution}
     student = make_model("actor", "lstm", 4, seed=5, **kwargs)
@@ -64,6 +46,9 @@ def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_typ
     actor, critic = algorithm.actor, algorithm.critic
     checkpoint = {"student_state_dict": student.state_dict(), "teacher_state_dict": {}}
     assert algorithm.load(checkpoint, None, strict=True) is False
+    (line,) = capsys.readouterr().out.splitlines()
+    for words in ("student is the actor now", "noise: 0.7 (", "alone: 2 (", "teacher: none ("):
+        assert words in line
     for name, value in actor.state_dict().items():
         if name.startswith("distribution"):
             assert torch.allclose(value.exp() if std_type == "log" else value, torch.tensor(0.7))

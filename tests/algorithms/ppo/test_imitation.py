@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from support.fine_tuning import distilled
-from support.helpers import make_model, make_ppo, parameters_of, roll_out, train
+from support.helpers import make_model, parameters_of, roll_out, train
 from support.imitation import forget, live, make_imitating, teacher_file
-from support.inside import through_a_file
+from support.inside import assert_same, through_a_file
 from support.ppo_reference import (
     disturb,
     gradients_of_update,
@@ -19,8 +19,6 @@ from support.ppo_reference import (
 )
 from support.rank_processes import group, run_ranks
 from support.tolerances import EXACT_FLOAT64
-
-from rsl_tbptt.algorithms import TbpttPPO
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -82,28 +80,17 @@ def test_the_gradient_is_that_of_ppo_plus_the_distance_from_the_teacher(
     assert (expected - without).norm() > 0.01
 
 
-def distance_of(algorithm, twin, seed, **how):
-    """Roll out; return the mean squared distance that an update of one step has to report."""
-    _, said = live(algorithm, twin, seed, **how)
-    means = algorithm.storage.distribution_params[0]
-    distance = (means - torch.stack([mean for mean, _ in said])).square().mean()
-    return pytest.approx(distance.item(), rel=1e-9)
-
-
-def fill(value):
-    return lambda step, obs, rewards: rewards.fill_(value)
-
-
 def test_a_teacher_keeps_its_memory_through_a_skipped_rollout(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path), **ONE_STEP, teacher_loss="mse")
     twin = make_model("teacher", "lstm", 4, seed=7)
     live(algorithm, twin, 0)
     algorithm.update()
-    live(algorithm, twin, 1, on_step=fill(math.inf))
+    live(algorithm, twin, 1, on_step=lambda step, obs, rewards: rewards.fill_(math.inf))
     with pytest.warns(UserWarning, match="met NaN or inf in rewards"):
         assert algorithm.update() == {"skipped_updates": 1}
-    expected = distance_of(algorithm, twin, 2)
-    assert algorithm.update()["teacher"] == expected
+    _, said = live(algorithm, twin, 2)
+    errors = algorithm.storage.distribution_params[0] - torch.stack([mean for mean, _ in said])
+    assert algorithm.update()["teacher"] == pytest.approx(errors.square().mean().item(), rel=1e-9)
 
 
 def coefs_of(algorithm, first, last, **how):
@@ -143,51 +130,39 @@ def test_a_resumed_run_continues_the_schedule_without_the_file(tmp_path):
     assert torch.equal(parameters_of(target), parameters_of(source))
 
 
-def test_the_teacher_of_a_student_wins_over_the_file(tmp_path):
-    algorithm = make_imitating(str(tmp_path / "gone.pt"), critic_warmup_iterations=1, **FALLING)
-    checkpoint = distilled()
-    checkpoint["teacher_state_dict"] = make_model("teacher", "lstm", 4, seed=8).state_dict()
-    algorithm.load(checkpoint, None, strict=True)
-    assert coefs_of(algorithm, 0, 3) == pytest.approx([0.8, 0.8, 0.65])
-    check_teacher(algorithm, checkpoint["teacher_state_dict"])
-
-
-def check_teacher(algorithm, expected):
-    """Check what teacher an algorithm would save."""
-    for name, value in algorithm.save()["rsl_tbptt"]["imitation"]["teacher_state_dict"].items():
-        assert torch.equal(value, expected[name])
-
-
-def test_a_student_without_its_teacher_uses_that_of_the_file(tmp_path):
-    algorithm = make_imitating(teacher_file(tmp_path))
-    student = {"student_state_dict": distilled()["student_state_dict"]}
-    algorithm.load(student, None, strict=True)
-    roll_out(algorithm, 0)
-    check_teacher(algorithm, make_model("teacher", "lstm", 4, seed=7).state_dict())
-
-
-@pytest.mark.parametrize("name", ["model_3.pt", "latest"])
-def test_a_distillations_teacher_is_the_teacher(name, tmp_path):
+@pytest.mark.parametrize(
+    ("loaded", "file", "seed"),
+    [
+        (["student_state_dict", "teacher_state_dict"], "gone.pt", 8),
+        (["student_state_dict"], "teacher.pt", 7),
+        ([], "model_3.pt", 7),  # of a distillation
+        ([], "latest", 7),
+    ],
+)
+def test_the_teacher_is_that_of_the_student_or_of_the_file(loaded, file, seed, tmp_path):
+    teacher_file(tmp_path)
     torch.save({**distilled(), "iter": 3}, tmp_path / "model_3.pt")
-    algorithm = make_imitating(str(tmp_path / name))
+    algorithm, student = make_imitating(str(tmp_path / file)), distilled()
+    student["teacher_state_dict"] = make_model("teacher", "lstm", 4, seed=8).state_dict()
+    if loaded:
+        algorithm.load({name: student[name] for name in loaded}, None, strict=True)
     roll_out(algorithm, 0)
-    check_teacher(algorithm, make_model("teacher", "lstm", 4, seed=7).state_dict())
+    saved = algorithm.save()["rsl_tbptt"]["imitation"]["teacher_state_dict"]
+    assert_same(saved, make_model("teacher", "lstm", 4, seed=seed).state_dict())
 
 
-REFUSED = {
-    "missing": (lambda folder: str(folder / "no.pt"), "no.pt' does not exist"),
-    "of another size": (lambda folder: teacher_file(folder, hidden_dims=[9]), "has shape"),
-    "with a normaliser": (
-        lambda folder: teacher_file(folder, obs_normalization=True),
-        "set 'algorithm.teacher_cfg.obs_normalization' to True",
-    ),
-    "none": (lambda folder: None, "teacher_coef is 0.8 and teacher_checkpoint is None"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_does_not_fit_is_refused_before_the_first_step(case, tmp_path):
-    make_file, message = REFUSED[case]
+@pytest.mark.parametrize(
+    ("make_file", "message"),
+    [
+        (lambda folder: str(folder / "no.pt"), "no.pt' does not exist"),
+        (
+            lambda folder: teacher_file(folder, obs_normalization=True),
+            "set 'algorithm.teacher_cfg.obs_normalization' to True",
+        ),
+        (lambda folder: None, "teacher_coef is 0.8 and teacher_checkpoint is None"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_before_the_first_step(make_file, message, tmp_path):
     algorithm = make_imitating(make_file(tmp_path))
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
     assert not teacher.training  # because dropout would change its actions
@@ -196,8 +171,7 @@ def test_a_file_that_does_not_fit_is_refused_before_the_first_step(case, tmp_pat
         with pytest.raises(ValueError, match=message):
             roll_out(algorithm, 0)
         assert algorithm.storage.step == 0
-    for name, value in teacher.state_dict().items():
-        assert torch.equal(value, before[name])
+    assert_same(teacher.state_dict(), before)
 
 
 def test_means_are_compared_of_any_distribution(tmp_path):
@@ -228,19 +202,6 @@ def test_nan_in_the_teachers_answers_is_named_and_skipped(tmp_path):
         algorithm.update()
     assert torch.equal(parameters_of(algorithm), before)
     assert train(algorithm, 1)["teacher_coef"] == 0.8
-
-
-def test_a_teacher_with_weight_zero_changes_no_bit(tmp_path):
-    options = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.0}
-    message = (
-        r"teacher_cfg is \{.*\} and teacher_checkpoint is .*, which has no effect without teach"
-    )
-    with pytest.warns(UserWarning, match=message):
-        unused = make_ppo(TbpttPPO, 6, 4, **options, teacher_checkpoint=str(tmp_path / "gone.pt"))
-    without = make_ppo(TbpttPPO, 6, 4)
-    assert train(unused, 0, 1) == train(without, 0, 1)
-    assert torch.equal(parameters_of(unused), parameters_of(without))
-    assert "imitation" not in unused.save()["rsl_tbptt"]
 
 
 def run_rank(rank, path, folder):

@@ -132,24 +132,6 @@ def test_chunks_and_engines_do_not_change_the_gradient(models, unit):
         torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize(("unit", "reduction"), [("env", "episode_mean"), ("window", "mean")])
-def test_permuting_environments_leaves_the_gradient(unit, reduction):
-    algorithm, _ = ready(gradient_length=4, minibatch_unit=unit, loss_reduction=reduction)
-    (expected,) = gradients_of_update(algorithm)
-    storage, order = algorithm.storage, torch.tensor([2, 0, 1])
-    recorded = [storage.actions, storage.actions_log_prob, storage.advantages, storage.dones]
-    recorded += [storage.returns, storage.values, *storage.distribution_params]
-    with torch.inference_mode():
-        for values in (*recorded, *storage.observations.values()):
-            values.copy_(values[:, order].clone())
-    algorithm.states = [
-        tuple(tuple(tensor[:, order] for tensor in state) for state in states)
-        for states in algorithm.states
-    ]
-    (gradient,) = gradients_of_update(algorithm)
-    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
-
-
 def test_at_the_policy_that_acted_the_kl_penalty_has_no_gradient():
     gradients = []
     for options in ({}, *({"policy_loss": "kl_penalty", "kl_penalty_coef": c} for c in (0.1, 10))):

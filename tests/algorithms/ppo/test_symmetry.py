@@ -1,30 +1,15 @@
 """Symmetry without memory is rsl_rl's own update; with memory it is refused."""
 
-from typing import Any
-
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
-from rsl_rl.extensions import resolve_symmetry_config
-from support.cases import turn_signs
+from support.cases import symmetry_cfg
 from support.helpers import make_ppo, parameters_of, roll_out, train
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
-
-
-def symmetry_cfg(augmentation: bool = True, mirror_loss: bool = True) -> dict[str, Any]:
-    """Return a config as the installed rsl_rl hands it on."""
-    cfg = {
-        "data_augmentation_func": turn_signs,
-        "use_data_augmentation": augmentation,
-        "use_mirror_loss": mirror_loss,
-        "mirror_loss_coeff": 0.7,
-    }
-    env: Any = None  # not needed by the function above
-    return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
 
 
 @pytest.mark.usefixtures("in_order")
