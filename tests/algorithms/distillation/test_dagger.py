@@ -35,28 +35,20 @@ def teacher_envs(algorithm):
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.34, 3), (0.36, 4), (1.0, 10)])
-def test_exactly_the_share_of_environments_executes_the_label(share, count):
+def test_exactly_the_share_executes_the_label_and_the_others_the_students_sample(share, count):
     algorithm = make(share=share)
-    executed = act_only(algorithm, 0)
-    is_label = (executed == algorithm.storage.privileged_actions).all(-1)
-    assert torch.equal(executed, algorithm.storage.actions)
+    student = copy.deepcopy(algorithm.student)
+    executed, storage = act_only(algorithm, 0), algorithm.storage
+    is_label = (executed == storage.privileged_actions).all(-1)
+    assert torch.equal(executed, storage.actions)
     assert is_label.sum(1).tolist() == [count] * NUM_STEPS
     assert torch.equal(is_label, is_label[:1].expand_as(is_label))  # the same for the whole rollout
-
-
-def test_the_other_environments_execute_the_students_sample():
-    algorithm = make(share=0.5)
-    student = copy.deepcopy(algorithm.student)
-    roll_out(algorithm, 0)
-    storage, teacher_acts = algorithm.storage, teacher_envs(algorithm)
     torch.manual_seed(0)
     torch.randperm(NUM_ENVS)
     with torch.inference_mode():
-        for step in range(NUM_STEPS):
+        for step, others in enumerate(~is_label):
             expected = student(storage.observations[step], stochastic_output=True)
-            got = storage.actions[step]
-            assert torch.equal(got[~teacher_acts], expected[~teacher_acts])
-            assert not torch.equal(got[teacher_acts], expected[teacher_acts])
+            assert torch.equal(executed[step][others], expected[others])
             student.reset(storage.dones[step].view(-1))
 
 
