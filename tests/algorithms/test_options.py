@@ -59,6 +59,11 @@ DISTILLATION: list[tuple[dict[str, Any], str]] = [
     ({"rnd_cfg": {}}, "rnd_cfg and symmetry_cfg mean nothing"),
     ({"symmetry_cfg": {}}, "rnd_cfg and symmetry_cfg mean nothing"),
     ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
+    ({"held_out_envs": 4}, "held_out_envs is 4, expected less than num_envs, 4"),
+    (
+        {"held_out_envs": 1, "num_micro_batches": 4},
+        "num_micro_batches is 4 and held_out_envs is 1, expected at most 3",
+    ),
 ]
 PENALTY: dict[str, Any] = {"policy_loss": "kl_penalty", "schedule": "fixed"}
 TEACHER: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8}
