@@ -382,7 +382,11 @@ def _state_aside(model: MLPModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the values that a model updates its distribution with; it does not keep them."""
+    """Collect the values that a model updates its distribution with; it does not keep them.
+
+    Meanwhile it gives its mean where it would draw a sample: nobody uses one, and to draw from NaN
+    raises, so that an update with NaN would end the training rather than be skipped.
+    """
     seen: list[torch.Tensor] = []
     if distribution is None:
         yield seen
@@ -393,8 +397,9 @@ def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
         seen.append(mlp_output)
         update(mlp_output)
 
-    vars(distribution)["update"] = record  # hides the class's method
+    # These hide the class's methods.
+    vars(distribution).update(update=record, sample=lambda: distribution.mean)
     try:
         yield seen
     finally:
-        del vars(distribution)["update"]
+        del vars(distribution)["update"], vars(distribution)["sample"]
