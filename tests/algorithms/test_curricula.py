@@ -100,34 +100,21 @@ def teacher(tmp_path):
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_resumed_training_goes_on(tmp_path, restarts):
-    trained(tmp_path / "first", PPO)
-    assert counter(tmp_path / "first", 1) == 2 * STEPS
-    first = str(tmp_path / "first" / "model_1.pt")
-    env = trained(tmp_path / "second", PPO, first, restart_curriculum=restarts)
-    assert env.common_step_counter == 4 * STEPS
-    assert counter(tmp_path / "second", 2) == 4 * STEPS
-
-
-@pytest.mark.parametrize("loads", [True, False], ids=["load", "teacher_checkpoint"])
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_distillation_begins_at_the_teachers_stage(teacher, tmp_path, loads, restarts):
-    folder, options = tmp_path / "student", {"restart_curriculum": restarts}
-    if not loads:
-        options["teacher_checkpoint"] = teacher
-    env = trained(folder, STUDENT, teacher if loads else None, **options)
-    began = 0 if restarts else 2 * STEPS
-    assert env.common_step_counter == counter(folder, 1) == began + 2 * STEPS
-    resumed = trained(tmp_path / "resumed", STUDENT, str(folder / "model_1.pt"), **options)
+def test_a_resume_goes_on_and_students_and_fine_tuning_too_unless_they_restart(
+    teacher, tmp_path, restarts
+):
+    options, began = {"restart_curriculum": restarts}, 0 if restarts else 2 * STEPS
+    assert counter(tmp_path / "teacher", 1) == 2 * STEPS
+    resumed = trained(tmp_path / "resumed", PPO, teacher, sees="privileged", **options)
+    assert resumed.common_step_counter == counter(tmp_path / "resumed", 2) == 4 * STEPS
+    for name, source in (("loading", {"load": teacher}), ("told", {"teacher_checkpoint": teacher})):
+        env = trained(tmp_path / name, STUDENT, **source, **options)
+        assert env.common_step_counter == counter(tmp_path / name, 1) == began + 2 * STEPS
+    student = str(tmp_path / "told" / "model_1.pt")
+    resumed = trained(tmp_path / "goes on", STUDENT, student, **options)
     assert resumed.common_step_counter == began + 4 * STEPS
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_ppo_begins_at_the_students_stage(teacher, tmp_path, restarts):
-    trained(tmp_path / "student", STUDENT, teacher)
-    student = str(tmp_path / "student" / "model_1.pt")
-    env = trained(tmp_path / "tuned", PPO, student, restart_curriculum=restarts)
-    assert env.common_step_counter == 2 * STEPS + (0 if restarts else 4 * STEPS)
+    tuned = trained(tmp_path / "tuned", PPO, student, **options)
+    assert tuned.common_step_counter == 2 * STEPS + (0 if restarts else 4 * STEPS)
 
 
 def test_of_several_teachers_the_youngest_sets_the_stage(teacher, tmp_path):

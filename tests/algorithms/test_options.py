@@ -7,16 +7,13 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.helpers import (
     make_distillation,
     make_ppo,
-    parameters_of,
     roll_out,
-    train,
 )
 from support.safe_runs import make_runner, model_cfg
 
@@ -160,20 +157,20 @@ def test_a_warning_points_at_the_code_that_chose_the_options():
     assert {warning.filename for warning in (*warned, *longer)} == {helpers}
 
 
-def test_lengths_beyond_the_rollout_warn():
-    with pytest.warns(UserWarning, match="gradient_length is 15, more than num_steps_per_env, 8"):
-        make_distillation(TbpttDistillation, 8, 4, gradient_length=15)
-    with pytest.warns(UserWarning, match="update_length is 9, more than num_steps_per_env, 8"):
-        make_distillation(TbpttDistillation, 8, 4, gradient_length=2, update_length=9)
-
-
-def test_an_engine_without_a_scan_warns():
-    with pytest.warns(
-        UserWarning, match="scan_engine is 'compiled', which has no effect on a MLPModel"
-    ):
-        make_distillation(
-            TbpttDistillation, 8, 4, student="mlp", gradient_length=2, scan_engine="compiled"
-        )
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_length": 15}, "gradient_length is 15, more than num_steps_per_env, 8"),
+        ({"update_length": 9}, "update_length is 9, more than num_steps_per_env, 8"),
+        (
+            {"student": "mlp", "scan_engine": "compiled"},
+            "scan_engine is 'compiled', which has no effect on a MLPModel",
+        ),
+    ],
+)
+def test_options_of_distillation_without_effect_warn(options, message):
+    with pytest.warns(UserWarning, match=message):
+        make_distillation(TbpttDistillation, 8, 4, **{"gradient_length": 2, **options})
 
 
 @pytest.mark.parametrize(
@@ -216,40 +213,6 @@ def test_options_of_a_missing_replay_buffer_warn(name, value):
         warnings.simplefilter("error")
         DistillationOptions.parse({"buffer_rollouts": 1, name: value})
         DistillationOptions.parse({"buffer_rollouts": 0})
-
-
-def after_an_update(kind, changes=None, **options):
-    """Return the parameters after an update, and with changes made before its rollout."""
-    if kind == "ppo":
-        base = {"entropy_coef": 0.1, "learning_rate": 1e-2, "clip_param": 0.02}
-        algorithm = make_ppo(TbpttPPO, 6, 4, **{**base, **options})
-    else:
-        algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
-    for name, value in (changes or {}).items():
-        setattr(algorithm, name, value)
-        assert getattr(algorithm, name) == value
-    train(algorithm, 0)
-    return parameters_of(algorithm)
-
-
-CHANGES = {
-    "clip_param": 0.2,
-    "entropy_coef": 0.5,
-    "gamma": 0.5,
-    "lam": 0.5,
-    "max_grad_norm": 0.01,
-    "learning_rate": 2e-3,
-}
-CHANGED = [*(("ppo", name) for name in CHANGES), *(("distillation", n) for n in list(CHANGES)[-2:])]
-
-
-@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
-@pytest.mark.parametrize(("kind", "name"), CHANGED)
-def test_an_attribute_of_rsl_rl_acts_from_the_next_update_on(kind, name):
-    change = {name: CHANGES[name]}
-    changed = after_an_update(kind, change)
-    assert torch.equal(changed, after_an_update(kind, **change))
-    assert not torch.equal(changed, after_an_update(kind))
 
 
 @pytest.mark.parametrize(

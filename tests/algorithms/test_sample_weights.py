@@ -42,12 +42,9 @@ def weights_of_samples(algorithm, monkeypatch):
     return by_mini_batch
 
 
-MODELS = pytest.mark.parametrize("models", ["lstm", "mlp"])
-
-
-def episodes_of_one_three_and_four_steps(models, **options):
+def episodes_of_one_three_and_four_steps(**options):
     algorithm = make_ppo(
-        TbpttPPO, 4, 2, models, models, loss_reduction="episode_mean", shuffle_envs=False, **options
+        TbpttPPO, 4, 2, loss_reduction="episode_mean", shuffle_envs=False, **options
     )
     roll_out(algorithm, 0, done_rate=0.0)
     algorithm.storage.dones[0, 0] = 1
@@ -55,26 +52,9 @@ def episodes_of_one_three_and_four_steps(models, **options):
     return algorithm
 
 
-@MODELS
-def test_with_the_episode_mean_every_episode_has_the_same_weight(models, monkeypatch):
-    algorithm = episodes_of_one_three_and_four_steps(models, num_mini_batches=1)
-    (weights,) = weights_of_samples(algorithm, monkeypatch)
-    expected = torch.tensor([[1, 1 / 3, 1 / 3, 1 / 3], [1 / 4] * 4]).T / 3
-    torch.testing.assert_close(weights, expected, **SAME_FLOAT32)
-
-
-def test_the_episode_mean_is_over_the_episodes_of_the_mini_batch(monkeypatch):
-    algorithm = episodes_of_one_three_and_four_steps("lstm", num_mini_batches=2)
-    first, second = weights_of_samples(algorithm, monkeypatch)
-    torch.testing.assert_close(
-        first.T, torch.tensor([[1, 1 / 3, 1 / 3, 1 / 3], [0.0] * 4]) / 2, **SAME_FLOAT32
-    )
-    torch.testing.assert_close(second.T, torch.tensor([[0.0] * 4, [1 / 4] * 4]), **SAME_FLOAT32)
-
-
 def test_a_window_has_its_share_of_an_episodes_weight(monkeypatch):
     algorithm = episodes_of_one_three_and_four_steps(
-        "lstm", num_mini_batches=2, minibatch_unit="window", gradient_length=2
+        num_mini_batches=2, minibatch_unit="window", gradient_length=2
     )
     first, second = weights_of_samples(algorithm, monkeypatch)
     early = torch.tensor([[1, 1 / 3, 0, 0], [1 / 4, 1 / 4, 0, 0]])

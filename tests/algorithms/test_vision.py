@@ -82,20 +82,6 @@ def test_a_run_with_shared_encoders_continues_with_rsl_rl_and_vice_versa(ours_fi
     torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), **PARITY_FLOAT32)
 
 
-def test_shared_encoders_are_undone_with_the_update():
-    algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing")
-    train(algorithm, 0)
-    before = parameters_of(algorithm)
-
-    def poison(step, obs, rewards):
-        if step == 2:
-            obs["camera"][3, 1, 2, 2] = float("nan")
-
-    with pytest.warns(UserWarning, match=r"group 'camera' of environments \[3\], first at step 2"):
-        train(algorithm, 1, on_step=poison)
-    assert torch.equal(parameters_of(algorithm), before)
-
-
 def test_a_frozen_actor_keeps_the_encoders_it_shares():
     source = make_distillation(TbpttDistillation, T, N, student="cnn", gradient_length=3)
     algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing", critic_warmup_iterations=1)

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import hidden_state
 from support import ppo_reference
-from support.helpers import make_distillation, make_ppo, roll_out
+from support.helpers import roll_out
 from support.inside import networks_of_heads
 
 ONE_SGD_STEP: dict[str, Any] = {
@@ -30,22 +29,6 @@ class Past:
     obs: Any
     dones: torch.Tensor
     state: Any
-
-
-def distilling(num_steps: int, num_envs: int, **options: Any) -> Any:
-    """Build a distillation that steps once per update on windows of 3 steps."""
-    windows = {"gradient_length": 3, "update_length": num_steps}
-    return make_distillation(
-        TbpttDistillation, num_steps, num_envs, **{**ONE_SGD_STEP, **windows, **options}
-    )
-
-
-def by_ppo(num_steps: int, num_envs: int, **options: Any) -> Any:
-    """Build a PPO that steps once per update, on windows of 3 steps if it has memory."""
-    shared = {**ONE_SGD_STEP, "schedule": "fixed", "value_loss_coef": 0.7}
-    if options.get("actor") != "mlp":
-        shared["gradient_length"] = 3
-    return make_ppo(TbpttPPO, num_steps, num_envs, **{**shared, **options})
 
 
 def vector(*modules: torch.nn.Module) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -60,39 +61,28 @@ def test_the_update_is_repeated_with_twice_the_micro_batches(name, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_micro_batches_are_made_smaller_until_they_fit(kind, memory):
-    memory["envs"] = NUM_ENVS // 4
-    algorithm = make_filled(kind, num_mini_batches=1)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        algorithm.update()
-    said = [str(each.message) for each in seen if "out of memory" in str(each.message)]
-    numbers = [text.split(" micro-batches")[0].rsplit(" ", 1)[-1] for text in said]
-    assert numbers == ["2", "4"]
-    train(algorithm, 1)  # continues with them, without another message
-
-
-def make_filled(kind, **options):
-    """Return an algorithm with a rollout."""
-    if kind == "distillation":
-        algorithm = make_distillation(TbpttDistillation, 4, NUM_ENVS, gradient_length=2, **options)
+def test_micro_batches_are_made_smaller_until_they_fit_or_nothing_is_lost(kind, memory):
+    options: Any = {"gradient_length": 2, "num_mini_batches": 1}
+    if kind == "ppo":
+        algorithm = make_ppo(TbpttPPO, 4, NUM_ENVS, **options)
     else:
-        algorithm = make_ppo(TbpttPPO, 4, NUM_ENVS, gradient_length=2, **options)
-    roll_out(algorithm, 0)
-    return algorithm
-
-
-@pytest.mark.filterwarnings("ignore:The update ran out of memory")
-@pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_if_one_environment_does_not_fit_nothing_is_lost(kind, memory):
-    algorithm = make_filled(kind, num_mini_batches=2)
-    before = everything(algorithm)
-    memory["envs"] = 0
-    with pytest.raises(torch.OutOfMemoryError, match=r"16 micro-batches.*lower gradient_length"):
-        algorithm.update()
-    assert_same(everything(algorithm), before)
+        algorithm = make_distillation(TbpttDistillation, 4, NUM_ENVS, **options)
+    for envs, expected in ((NUM_ENVS // 4, ["2", "4"]), (0, ["8", "16", "32"])):
+        memory["envs"] = envs
+        roll_out(algorithm, 0)
+        before = everything(algorithm)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            if envs > 0:
+                algorithm.update()
+            else:
+                with pytest.raises(torch.OutOfMemoryError, match=r"32 micro-.*lower gradient_leng"):
+                    algorithm.update()
+                assert_same(everything(algorithm), before)
+        said = [str(each.message) for each in seen if "out of memory" in str(each.message)]
+        assert [text.split(" micro-batches")[0].rsplit(" ", 1)[-1] for text in said] == expected
     memory["envs"] = NUM_ENVS
-    assert train(algorithm, 1)["skipped_updates"] == 0.0
+    train(algorithm, 1)  # continues with them, without another message
 
 
 class Activation(torch.Tensor):

@@ -161,9 +161,9 @@ def loading():
     return before
 
 
-def setting(name, value):
-    """Return a function that sets an attribute before the fourth update."""
-    return lambda trained, update: setattr(trained, name, value) if update == 3 else None
+def setting(name, value, at=3):
+    """Return a function that sets an attribute before an update."""
+    return lambda trained, update: setattr(trained, name, value) if update == at else None
 
 
 def freezing(trained, update):
@@ -176,17 +176,14 @@ BETWEEN_UPDATES = {
     "loaded": ("ppo-heads-mlp", loading()),
     "loaded-buffer": ("distillation-buffer-heads-average", loading()),
     "frozen-critic": ("ppo-whole", freezing),
-    **{
-        name: ("ppo-whole", setting(name, value))
-        for name, value in {
-            "clip_param": 0.01,
-            "entropy_coef": 0.5,
-            "gamma": 0.5,
-            "lam": 0.5,
-            "learning_rate": 2e-3,
-            "max_grad_norm": 0.01,
-        }.items()
-    },
+}
+SETTINGS = {
+    "clip_param": 0.01,
+    "entropy_coef": 0.5,
+    "gamma": 0.5,
+    "lam": 0.5,
+    "learning_rate": 2e-3,
+    "max_grad_norm": 0.01,
 }
 
 
@@ -195,6 +192,21 @@ def test_a_change_between_two_updates_acts(change):
     name, before = BETWEEN_UPDATES[change]
     plain, _ = check_equal(name, before=before)
     assert not are_equal(plain, train(name, records=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *(("ppo-whole", option) for option in SETTINGS),
+        *(("distillation-epochs", option) for option in ("learning_rate", "max_grad_norm")),
+    ],
+)
+def test_an_attribute_of_rsl_rl_acts_from_the_next_update_on(name, option):
+    value = SETTINGS[option]
+    plain, _ = check_equal(name, before=setting(option, value))
+    assert not are_equal(plain, train(name, records=False))
+    at_once = train(name, records=False, before=setting(option, value, at=0))
+    assert are_equal(at_once, train(name, records=False, **{option: value}))
 
 
 def reads(actions, labels):
