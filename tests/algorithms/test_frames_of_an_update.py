@@ -1,16 +1,14 @@
-"""Few frames in few files lie between ``update()`` and a matrix product of the scan."""
+"""Few frames lie between ``update()`` and the scan; weights are prepared once per step."""
 
 import traceback
 from pathlib import Path
 
 import pytest
-from support.helpers import make_distillation, make_ppo, roll_out
-from support.launches import kernels_without_work
+from support.cases import CASES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rsl_tbptt
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core.recording import Recorder
+from rsl_tbptt.core.scan import cpu
 
 PACKAGE = Path(rsl_tbptt.__file__).parent
 MOST_FRAMES, MOST_FILES = 12, 8  # the last frame is the product's own
@@ -36,57 +34,39 @@ class StacksOfScans(TorchDispatchMode):
         return operator(*arguments, **(kwargs or {}))
 
 
-class StacksOfRecordings(StacksOfScans):
-    """The same inside of recordings, which are not replayed here."""
-
-    all_stacks: set = set()  # noqa: RUF012
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self.all_stacks |= self.stacks
-
-    def replay(self):
-        """Do nothing: the results of the recording are as good."""
-
-
-MAKES = {
-    "ppo": (make_ppo, roll_out, TbpttPPO),
-    "distillation": (make_distillation, roll_out, TbpttDistillation),
-}
-
-
-def assert_few_frames(stacks):
-    assert stacks
-    for stack in stacks:
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+@pytest.mark.parametrize("name", ["ppo-models-lstm", "distillation-student-lstm"])
+def test_few_frames_are_between_a_window_and_the_scan(name, engine):
+    case = CASES[name]
+    algorithm = case.build(scan_engine=engine)
+    case.fill(algorithm, 0)
+    with StacksOfScans() as seen:
+        algorithm.update()
+    assert seen.stacks
+    for stack in seen.stacks:
         assert len(stack) <= MOST_FRAMES, stack
         assert len({name for name, _ in stack}) <= MOST_FILES, stack
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
-@pytest.mark.parametrize("engine", ["reference", "compiled"])
-@pytest.mark.parametrize("kind", MAKES)
-def test_few_frames_are_between_a_window_and_the_scan(kind, engine):
-    make, fill, algorithm_class = MAKES[kind]
-    algorithm = make(algorithm_class, 6, 4, gradient_length=3, scan_engine=engine)
-    fill(algorithm, 0)
-    with StacksOfScans() as seen:
-        algorithm.update()
-    assert_few_frames(seen.stacks)
+@pytest.mark.parametrize("gradient_length", [2, 7])
+@pytest.mark.parametrize("name", ["ppo-models-lstm", "distillation-student-lstm"])
+def test_weights_are_prepared_once_per_optimiser_step_for_any_number_of_windows(
+    name, gradient_length, monkeypatch
+):
+    made, step_product = [], cpu.step_product
 
+    def counted(num_envs, *arguments, **options):
+        made.append(num_envs)
+        return step_product(num_envs, *arguments, **options)
 
-@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
-@pytest.mark.parametrize("kind", MAKES)
-def test_few_frames_are_between_a_recorded_step_and_the_scan(kind):
-    """The engine of GPUs, with kernels that compute nothing, while steps are recorded."""
-    make, fill, algorithm_class = MAKES[kind]
-    shared = {"gradient_length": 3, "num_learning_epochs": 4, "scan_engine": "triton"}
-    with kernels_without_work():
-        algorithm = make(algorithm_class, 6, 4, **shared)
-        algorithm.recorder = Recorder("cpu", capture=StacksOfRecordings)
-        stacks = set()
-        for seed in range(3):
-            fill(algorithm, seed)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(StacksOfRecordings, "all_stacks", stacks)
-                algorithm.update()
-    assert_few_frames(stacks)
+    monkeypatch.setattr(cpu, "step_product", counted)
+    case = CASES[name]
+    algorithm = case.build(scan_engine="compiled", gradient_length=gradient_length)
+    case.fill(algorithm, 0)
+    made.clear()
+    algorithm.update()
+    # Four steps on half of six environments, of actor and critic; or one for each window of seven.
+    expected = [3] * 2 * 4 if "ppo" in name else [6] * -(-7 // gradient_length)
+    assert made == 2 * expected  # forward and backward
