@@ -92,11 +92,14 @@ def run_installed(built, code):
 
 
 @pytest.mark.package
-def test_installed_package_shows_its_tasks_and_data(built):
+def test_installed_package_shows_its_tasks_and_data_and_trains(built):
     tasks, places, has_asset = run_installed(built, SMOKE)
     assert tasks == "rsl_tbptt=rsl_tbptt_tasks.isaaclab rsl_tbptt=rsl_tbptt_tasks.mjlab"
     assert all(str(built / "venv") in place for place in places.split())
     assert has_asset == "True"
+    # The README's example, with only the package's dependencies.
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert run_installed(built, f"{example}\nprint(runner.alg.num_updates)")[-1] == "10"
 
 
 def test_package_citation_readme_and_changelog_agree():
@@ -111,81 +114,11 @@ def test_package_citation_readme_and_changelog_agree():
     assert re.search(rf"^## \[{release}\] - 20\d\d-", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
-@pytest.mark.package
-def test_installed_package_trains(built):
-    """The README's example, in an environment with only the package's dependencies."""
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    result = run_installed(built, f"{example}\nprint(runner.alg.num_updates)")
-    assert result[-1] == "10"
-
-
 DEMO = """
 --rl_library rsl_rl --task Tbptt-Cartpole-Occluded --num_envs 8 --max_iterations 1
 physics=newton_mjwarp --device cpu agent.device=cpu agent.num_steps_per_env=8
 """
 STUDENT = "rsl_rl_distillation_recurrent_cfg_entry_point"
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """The wheel with Isaac Lab in a new environment, and a student of the demo elsewhere."""
-    built, folder = tmp_path_factory.mktemp("extras"), tmp_path_factory.mktemp("demo")
-    install_wheel(built, "isaaclab,tools")
-
-    def run(program, *words):
-        """Run a program of that environment, away from the checkout and the user's packages."""
-        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-        result = subprocess.run(
-            [built / "venv" / "bin" / program, *words],
-            cwd=folder,
-            env={**variables, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-        return result.stdout
-
-    def checkpoint(name):
-        (found,) = folder.glob(f"logs/rsl_rl/*/*_{name}/model_0.pt")
-        return str(found)
-
-    run("isaaclab", "train", *DEMO.split(), "--run_name", "teacher")
-    starts = ("--agent", STUDENT, "--checkpoint", checkpoint("teacher"))
-    run("isaaclab", "train", *DEMO.split(), *starts, "--run_name", "student")
-    return run, checkpoint("student"), folder
-
-
-@pytest.mark.package
-@pytest.mark.isaaclab
-def test_the_wheel_alone_exports_the_demos_student(demo):
-    run, checkpoint, folder = demo
-    assert "onnx: largest difference" in run("rsl-tbptt", "export", "--checkpoint", checkpoint)
-    [file] = folder.glob("logs/rsl_rl/*/*_student/exported/model_0/policy.json")
-    assert json.loads(file.read_text())["max_difference"].keys() == {"onnx", "torchscript"}
-
-
-@pytest.mark.package
-@pytest.mark.isaaclab
-def test_the_wheel_alone_evaluates_the_demos_student(demo):
-    run, checkpoint, _ = demo
-    printed = run("rsl-tbptt", "evaluate", "--checkpoint", checkpoint, "--episodes", "4")
-    assert "mean return" in printed
-    evaluation = json.loads(Path(checkpoint).with_name("evaluation.json").read_text())
-    assert (evaluation["task"], evaluation["episodes"]) == ("Tbptt-Cartpole-Occluded", 4)
-
-
-@pytest.mark.package
-def test_the_error_of_the_wheel_alone_names_the_extra_to_export(built):
-    program = built / "venv" / "bin" / "rsl-tbptt"
-    help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
-    assert "evaluate" in help_text.stdout
-    command = [program, "export", "--checkpoint", "model_0.pt"]
-    result = subprocess.run(command, cwd=built, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith("rsl-tbptt export: The module onnxruntime is missing")
-    [wheel] = (built / "dist").glob("*.whl")
-    assert result.stderr.endswith(f"'rsl-tbptt[tools] @ {wheel.as_uri()}'\n")
 
 
 STEP = """
@@ -206,13 +139,52 @@ print(len(golden["reset"]))
 
 @pytest.mark.package
 @pytest.mark.isaaclab
-def test_a_robot_needs_no_torch(demo, tmp_path):
-    run, checkpoint, _ = demo
-    bundle = tmp_path / "bundle"
-    run("rsl-tbptt", "export", "--checkpoint", checkpoint, "--output", str(bundle))
-    built = install_wheel(tmp_path / "built", "deploy")
+def test_the_wheel_alone_trains_and_exports_the_demos_student_and_a_robot_needs_no_torch(tmp_path):
+    """In new environments: with Isaac Lab, and on a robot."""
+    built = install_wheel(tmp_path / "simulator", "isaaclab,tools")
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+    def run(program, *words):
+        """Run a program of that environment, away from the checkout and the user's packages."""
+        result = subprocess.run(
+            [built / "venv" / "bin" / program, *words],
+            cwd=tmp_path,
+            env={**variables, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+        return result.stdout
+
+    def checkpoint(name):
+        (found,) = tmp_path.glob(f"logs/rsl_rl/*/*_{name}/model_0.pt")
+        return ("--checkpoint", str(found))
+
+    run("isaaclab", "train", *DEMO.split(), "--run_name", "teacher")
+    starts = ("--agent", STUDENT, *checkpoint("teacher"))
+    run("isaaclab", "train", *DEMO.split(), *starts, "--run_name", "student")
+    student, bundle = checkpoint("student"), tmp_path / "bundle"
+    assert "mean return" in run("rsl-tbptt", "evaluate", *student, "--episodes", "4")
+    assert "onnx: largest difference" in run("rsl-tbptt", "export", *student, "--output", bundle)
+    exported = json.loads((bundle / "policy.json").read_text())
+    assert exported["max_difference"].keys() == {"onnx", "torchscript"}
+    built = install_wheel(tmp_path / "robot", "deploy")
     [site_packages] = (built / "venv" / "lib").glob("python*/site-packages")
     assert not (site_packages / "torch").exists()
     command = [built / "venv" / "bin" / "python", "-I", "-c", STEP, bundle]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert result.stdout == "200\n"
+
+
+@pytest.mark.package
+def test_the_error_of_the_wheel_alone_names_the_extra_to_export(built):
+    program = built / "venv" / "bin" / "rsl-tbptt"
+    help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
+    assert "evaluate" in help_text.stdout
+    command = [program, "export", "--checkpoint", "model_0.pt"]
+    result = subprocess.run(command, cwd=built, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("rsl-tbptt export: The module onnxruntime is missing")
+    [wheel] = (built / "dist").glob("*.whl")
+    assert result.stderr.endswith(f"'rsl-tbptt[tools] @ {wheel.as_uri()}'\n")
