@@ -95,13 +95,6 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_built(tmp_p
         TbpttDistillationRunner(None, {}, log_dir=str(tmp_path / "file" / "run"))
 
 
-def test_the_stock_check_for_a_teacher_still_holds():
-    runner = make_runner()
-    runner.alg.teacher_loaded = False
-    with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
-        runner.learn(1)
-
-
 def test_numbering_of_iterations_continues_after_a_resume(tmp_path):
     make_runner(tmp_path).learn(3)
     resumed = make_runner(tmp_path)

@@ -34,7 +34,8 @@ def as_policy(models: Mapping[str, Any], *, separate: bool = False) -> dict[str,
             (begin,) = (each for each in names if key.startswith(each))
             if separate and begin == "obs_normalizer.":
                 own = checkpoint.setdefault(NORMALIZERS[role], {})
-                own[key.removeprefix(begin)] = value
+                if not key.endswith("count"):  # which those did not save
+                    own[key.removeprefix(begin)] = value
             else:
                 policy[names[begin] + key.removeprefix(begin)] = value
     return {**checkpoint, "iter": 3, "infos": None}

@@ -236,7 +236,7 @@ def test_autocast_around_the_backward_pass_alone_has_no_effect(engine, cell, dev
 def test_a_second_and_a_double_backward_pass_are_refused(engine, cell, device):
     rnn, inputs, state, starts = make_case(cell, 1, 3, 2, 0.0, device=device)
     outputs, _ = recurrent_scan(rnn, inputs.requires_grad_(), state, starts, engine)
-    for leaf in (inputs, rnn.weight_hh_l0):
+    for leaf in (inputs, rnn.get_parameter("weight_hh_l0")):
         with pytest.raises(RuntimeError, match="create_graph=True"):
             torch.autograd.grad(outputs.sum(), leaf, create_graph=True)
     outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
