@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from scripts.ci.stats import ROOT
+
 TOOLS = ("bash", "dirname", "ls", "mkdir", "cat", "chmod", "cp")
 
 UV = """#!/bin/bash
@@ -76,8 +78,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path, repository):
-    return Machine(tmp_path, repository / "scripts" / "ci" / "bootstrap.sh")
+def machine(tmp_path):
+    return Machine(tmp_path, ROOT / "scripts" / "ci" / "bootstrap.sh")
 
 
 def only_line(result):

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from scripts.ci.stats import ROOT
 from scripts.ci.summary import read
 
 MAKE = """#!/bin/bash
@@ -34,13 +35,13 @@ def program(path, text):
     path.chmod(0o755)
 
 
-def run_ci(tmp_path, repository, **variables):
+def run_ci(tmp_path, **variables):
     """Run .ci/run with a stand-in for make; return what it called and the finished process."""
     program(tmp_path / "bin" / "make", MAKE)
     log = tmp_path / "log"
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(log)}
     environment = os.environ | {"VENV": sys.prefix} | path | variables
-    result = run(["bash", repository / ".ci" / "run"], env=environment)
+    result = run(["bash", ROOT / ".ci" / "run"], env=environment)
     return log.read_text().splitlines(), result
 
 
@@ -54,8 +55,8 @@ def run_ci(tmp_path, repository, **variables):
         ({"FAILS": "test", "VENV": "/absent"}, "1 error in 0.00s"),
     ],
 )
-def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, variables, last):
-    calls, result = run_ci(tmp_path, repository, **variables)
+def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, variables, last):
+    calls, result = run_ci(tmp_path, **variables)
     assert calls == ["make test", "make test-matrix", "make lint", "make types"]
     assert result.stdout.splitlines()[-1] == last
     assert result.returncode == bool(variables)
@@ -71,10 +72,10 @@ esac
 
 
 @pytest.fixture
-def row(tmp_path, repository):
+def row(tmp_path):
     """Return a function that runs a row in a separate checkout with a stand-in for Python."""
-    shutil.copy(repository / "noxfile.py", tmp_path)
-    shutil.copytree(repository / "scripts" / "ci", tmp_path / "scripts" / "ci")
+    shutil.copy(ROOT / "noxfile.py", tmp_path)
+    shutil.copytree(ROOT / "scripts" / "ci", tmp_path / "scripts" / "ci")
     program(tmp_path / "python" / "bin" / "python", INTERPRETER)
     for name in ("integrations/test_mjlab.py", "tasks/test_mjlab_a.py", "tasks/test_mjlab_b.py"):
         program(tmp_path / "tests" / name, "")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from scripts.ci.stats import ROOT
 from scripts.pipeline import run as pipeline
 from scripts.pipeline.run import Stage, StageError, read_record, run_stages
 
@@ -179,7 +180,7 @@ def test_a_failure_ends_other_commands_even_if_they_ignore_signals(folder, monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, repository, number):
+def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, number):
     code = (
         # A process that a shell started in the background ignores Ctrl+C.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -191,7 +192,7 @@ def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, repo
         "sys.exit(run_script(argparse.ArgumentParser(), work))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=repository, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     while not (folder / "ready").exists():
         assert process.poll() is None
