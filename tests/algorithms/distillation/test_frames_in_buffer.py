@@ -25,31 +25,31 @@ def frames_of(number, period):
     return torch.stack((torch.full((T,), number), frame), dim=-1).to(torch.int16).unsqueeze(1)
 
 
-def numbered_rollout(first, period, num_envs=N):
+def numbered_rollout(first, period):
     """Return a rollout with numbered sequences and frames, and the state before it."""
-    numbers = torch.arange(first, first + num_envs)
-    steps = numbers.float().expand(T, num_envs).unsqueeze(-1)
+    numbers = torch.arange(first, first + N)
+    steps = numbers.float().expand(T, N).unsqueeze(-1)
     frames = {
         group: torch.stack([frames_of(int(n), period_of(period)) for n in numbers], dim=1)
         for group, period_of in GROUPS.items()
     }
-    obs = separate_frames(TensorDict({"policy": steps, **frames}, [T, num_envs]), [*GROUPS])
+    obs = separate_frames(TensorDict({"policy": steps, **frames}, [T, N]), [*GROUPS])
     deduplicate_frames(obs)
-    dones = torch.zeros(T, num_envs, dtype=torch.bool)
+    dones = torch.zeros(T, N, dtype=torch.bool)
     return Rollout.from_dones(obs, {"actions": steps}, dones), numbers.float().view(1, -1, 1)
 
 
-def empty(capacity, num_frames, num_envs=N):
+def empty(capacity, num_frames):
     """Return a buffer with pools of frames; those of the second group are large by default."""
     of_camera, of_depth = num_frames if isinstance(num_frames, tuple) else (num_frames, 100_000)
     pools = {"camera": of_camera, "depth": of_depth}
-    return ReplayBuffer(capacity, *numbered_rollout(0, 1, num_envs), pools)
+    return ReplayBuffer(capacity, *numbered_rollout(0, 1), pools)
 
 
-def filled(capacity, num_frames, periods, num_envs=N, check=lambda buffer, index: None):
-    buffer = empty(capacity, num_frames, num_envs)
+def filled(capacity, num_frames, periods, check=lambda buffer, index: None):
+    buffer = empty(capacity, num_frames)
     for index, period in enumerate(periods):
-        buffer.put(*numbered_rollout(index * num_envs, period, num_envs))
+        buffer.put(*numbered_rollout(index * N, period))
         check(buffer, index)
         buffer.keep_newest(T, torch.arange(N))
     return buffer
@@ -103,13 +103,6 @@ def test_kept_sequences_are_complete_next_to_the_newest_rollout(capacity, num_fr
     if num_frames == (1000, 1000):
         assert buffer.num_kept == min(capacity, len(periods) * N)
         assert limits[-1] == 1.0
-
-
-def test_a_pool_has_more_sequences_if_frames_repeat():
-    torch.manual_seed(0)
-    slow, fast = (filled(1000, 40 * T, [period] * 60).num_kept for period in (6, 1))
-    assert 40 - N <= fast <= 40  # the newest rollout needs room in addition to the past
-    assert slow > 3.2 * fast  # frames of a sequence: 6, or 11 / 6 on average
 
 
 def is_uniform(counts, share, trials, most):

@@ -174,18 +174,6 @@ def test_a_file_that_does_not_fit_is_refused_before_the_first_step(make_file, me
     assert_same(teacher.state_dict(), before)
 
 
-def test_means_are_compared_of_any_distribution(tmp_path):
-    cfg = {"distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"}}
-    path = teacher_file(tmp_path, "mlp", **cfg)
-    algorithm = make_imitating(path, "mlp", **ONE_STEP, teacher_loss="mse")
-    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=9, **cfg))
-    roll_out(algorithm, 0)
-    twin = make_model("teacher", "mlp", 4, seed=7, **cfg)
-    said = twin(algorithm.storage.observations.flatten(0, 1)).unflatten(0, (6, 4))
-    expected = (algorithm.storage.distribution_params[0] - said).square().mean().item()
-    assert algorithm.update()["teacher"] == pytest.approx(expected, rel=1e-9)
-
-
 def test_nan_in_the_teachers_answers_is_named_and_skipped(tmp_path):
     algorithm, calls = make_imitating(teacher_file(tmp_path)), []
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
