@@ -24,10 +24,6 @@ from rsl_tbptt.tools.platforms import mjlab as mjlab_module
 isaaclab, mjlab, rsl_rl_alone = map(load_platform, PLATFORMS)
 
 
-def test_platforms_know_their_names():
-    assert tuple(platform.name for platform in (isaaclab, mjlab, rsl_rl_alone)) == PLATFORMS
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     (tmp_path / "params").mkdir()
@@ -164,11 +160,6 @@ def test_an_override_that_mjlabs_task_does_not_have_is_named(built, word, messag
     assert not built
 
 
-def test_rsl_rl_alone_has_no_overrides():
-    with pytest.raises(ValueError, match="overrides is"):
-        simulated(rsl_rl_alone, "Task", overrides=["presets=depth"]).__enter__()
-
-
 def simulated(platform, task, **options):
     """Return the context of a platform's environments."""
     options = {"num_envs": 2, "seed": 5, "device": "cpu"} | options
@@ -191,30 +182,14 @@ def make(num_envs, seed, device):
 """
 
 
-@pytest.fixture
-def maker(tmp_path, monkeypatch):
+def test_an_environment_is_made_by_the_users_function_and_closed(tmp_path, monkeypatch):
     (tmp_path / "my_maker.py").write_text(MAKER)
-    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-
-
-def test_an_environment_is_made_by_the_users_function_and_closed(maker):
     with simulated(rsl_rl_alone, "my_maker:make") as env:
         assert env.arguments == (2, 5, "cpu")
         assert env.is_open
     assert not env.is_open
-
-
-@pytest.mark.parametrize("name", ["my_maker:other", "other_maker:make", "my_maker", ":make", ""])
-def test_a_function_that_is_not_there_is_named(maker, name):
-    with pytest.raises(ValueError, match=f"--env is '{name}', expected module:function"):
-        simulated(rsl_rl_alone, name).__enter__()
-
-
-def test_what_the_users_module_lacks_is_its_own_matter(maker):
-    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
-        simulated(rsl_rl_alone, "needs_more:make").__enter__()
 
 
 class Drawing:
@@ -244,11 +219,6 @@ def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
     with pytest.raises(ValueError, match="episode_length_buf is not 0 everywhere"):
         rsl_rl_alone.restart(Drawing(steps=3), 5)
     assert rsl_rl_alone.restart(Resetting(steps=3), 5)["policy"].shape == (2, 3)
-
-
-def test_rsl_rl_alone_asks_for_what_it_cannot_know(checkpoint):
-    with pytest.raises(ValueError, match="--env module:function"):
-        rsl_rl_alone.find_trained(checkpoint)
 
 
 def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):

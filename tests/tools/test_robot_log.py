@@ -94,6 +94,9 @@ def test_a_program_without_fault_differs_by_rounding(bundle, tmp_path, log):
     assert [each.name for each in found] == names
     assert max(each.largest for each in found) < 1e-5
     assert notes == ["obs/goal is not compared: raw/goal/TERM are not there"]
+    found, notes = compared(bundle, tmp_path, {name: values[:20] for name, values in log.items()})
+    assert found == {}
+    assert notes[-1] == "the log has no episode start, so a missing reset cannot be detected"
 
 
 def with_terms(bundle, folder, **entries):
@@ -171,99 +174,72 @@ def test_a_mistake_with_actions_shows_there(bundle, tmp_path, log):
     assert str(found["actions/legs"]).startswith("actions/legs: largest difference 1.4")
 
 
-def test_the_tolerance_decides(bundle, tmp_path, log, capsys):
-    log["targets"] = log["targets"] + np.where(np.arange(NUM_STEPS)[:, None] == 30, 5e-4, 0.0)
-    np.savez(tmp_path / "a.npz", **log)
-    words = ["verify", str(bundle), "--log", str(tmp_path / "a.npz")]
-    assert [main(words), main([*words, "--tolerance", "1e-3"])] == [1, 0]
-    assert "The log differs by more than 1.0e-04 in actions/legs." in capsys.readouterr().err
-
-
-def test_a_log_without_an_episode_start_cannot_show_a_missing_reset(bundle, tmp_path, log):
-    log = {name: values[:20] for name, values in log.items()}
-    found, notes = compared(bundle, tmp_path, log)
-    assert found == {}
-    assert notes[-1] == "the log has no episode start, so a missing reset cannot be detected"
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["targets"], "Nothing in the log .* targets are not compared: the log or the"),
-        (["obs/policy"], "Nothing in the log .* raw/policy/TERM are not there; actions are not"),
-        (["raw/policy/turn", "raw/policy/angles"], "Nothing in the log .*: they are missing"),
-        (["reset", "actions", "raw/policy/turn"], "Nothing in the log .*: obs/policy is missing"),
-    ],
-)
-def test_a_log_with_nothing_to_compare_is_refused(bundle, tmp_path, log, names, message):
-    with pytest.raises(ValueError, match=message):
-        compared(bundle, tmp_path, {name: log[name] for name in names})
-
-
-@pytest.mark.parametrize(
-    ("name", "mistyped"), [("raw/policy/angles", "raw/policy/angels"), ("actions", "action")]
-)
-def test_a_mistyped_array_is_refused(bundle, tmp_path, log, name, mistyped):
-    log[mistyped] = log.pop(name)
-    with pytest.raises(ValueError, match=f"{mistyped} of the log is unknown: did you mean {name}"):
-        compared(bundle, tmp_path, log)
-
-
 def test_actions_alone_are_a_replay_of_the_bundles_observations(bundle, tmp_path):
     actions = np.load(bundle / "golden.npz")["actions"]
     assert compared(bundle, tmp_path, {"actions": actions})[0] == {}
     found, _ = compared(bundle, tmp_path, {"actions": late(actions)})
     assert found["actions"].cause == "one step late"
-    with pytest.raises(
-        ValueError, match=r"The log has steps .*without observations those of golden"
-    ):
-        compared(bundle, tmp_path, {"actions": actions[1:]})
 
 
-def test_a_table_is_read_as_arrays_are(bundle, tmp_path, log, capsys):
+def test_a_table_is_read_as_arrays_are_and_the_tolerance_decides(bundle, tmp_path, log, capsys):
+    log["targets"] = log["targets"] + np.where(np.arange(NUM_STEPS)[:, None] == 30, 5e-4, 0.0)
     columns = {"reset": log["reset"]}
     for name in log.keys() - {"reset"}:
         columns |= {f"{name}[{i}]": column for i, column in enumerate(log[name].T)}
     table = np.stack([*columns.values()], axis=1)
     np.savetxt(tmp_path / "a.csv", table, delimiter=",", header=",".join(columns), comments="")
-    assert main(["verify", str(bundle), "--log", str(tmp_path / "a.csv")]) == 0
-    assert "actions/legs: largest difference" in capsys.readouterr().out
+    words = ["verify", str(bundle), "--log", str(tmp_path / "a.csv")]
+    assert [main(words), main([*words, "--tolerance", "1e-3"])] == [1, 0]
+    shown = capsys.readouterr()
+    assert "actions/legs: largest difference 5.0e-04" in shown.out
+    assert "The log differs by more than 1.0e-04 in actions/legs." in shown.err
+
+
+def only(*names):
+    return lambda log: {name: log[name] for name in names}
+
+
+def given(**arrays):
+    return lambda log: log | arrays
+
+
+def mistyped(name, found):
+    return lambda log: {found if each == name else each: log[each] for each in log}
+
+
+REFUSED = [
+    (only("targets"), "Nothing in the log .* targets are not compared: the log or the"),
+    (only("obs/policy"), "Nothing in the log .* raw/policy/TERM are not there; actions are not"),
+    (only("raw/policy/turn", "raw/policy/angles"), "Nothing in the log .*: they are missing"),
+    (only("reset", "actions", "raw/policy/turn"), "Nothing in the log .*: obs/policy is missing"),
+    (mistyped("raw/policy/angles", "raw/policy/angels"), "angels of .* mean raw/policy/angles"),
+    (mistyped("actions", "action"), "action of the log is unknown: did you mean actions"),
+    (given(**{"obs/policy": np.zeros((60, 5))}), "has 5 values of float64 .*, expected 6 finite"),
+    (given(actions=np.zeros((50, 4))), r"has steps .*'actions': \(50,\).*, expected the same"),
+    (given(reset=np.asarray(True)), r"The log has steps .*'reset': \(\)"),
+    (given(actions=np.full((60, 4), "0")), "actions of the log has 4 values of <U1"),
+    (given(actions=np.full((60, 4), np.nan)), "actions of the log .*, expected 4 finite numbers"),
+    (lambda log: {"actions": log["actions"][1:]}, "steps .*without observations those of golden"),
+    (lambda _: {"joint_pos": np.zeros(3)}, "steps {}, expected .* of reset, obs/policy, raw/polic"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_a_log_that_does_not_fit_is_refused(bundle, tmp_path, log, change, message):
+    with pytest.raises(ValueError, match=message):
+        compared(bundle, tmp_path, change(log))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "text", "message"),
     [
-        (
-            {"obs/policy": np.zeros((60, 5))},
-            "obs/policy of the log has 5 values of float64 .*, expected 6 finite",
-        ),
-        (
-            {"actions": np.zeros((50, 4))},
-            r"The log has steps .*'actions': \(50,\).*, expected the same",
-        ),
-        ({"reset": np.asarray(True)}, r"The log has steps .*'reset': \(\)"),
-        ({"actions": np.full((60, 4), "0")}, "actions of the log has 4 values of <U1"),
-        ({"actions": np.full((60, 4), np.nan)}, "actions of the log .*, expected 4 finite numbers"),
+        ("robot.txt", "", r"expected a file that ends in \.npz or \.csv"),
+        ("robot.csv", "actions[0],actions[2]\n1,2\n", r"'actions\[2\]' is out of order"),
+        ("robot.csv", "actions[0]\n1,2\nx\n", r"robot\.csv' cannot be read"),
+        ("robot.csv", "reset,actions[0]\n", "The log has steps .*, at least 2"),
     ],
 )
-def test_a_log_that_does_not_fit_is_refused(bundle, tmp_path, log, change, message):
+def test_a_file_that_is_no_log_is_refused(bundle, tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
-        compared(bundle, tmp_path, log | change)
-
-
-def test_a_file_that_is_no_log_is_refused(bundle, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"steps {}, expected .* of reset, obs/policy, raw/policy/turn"
-    ):
-        compared(bundle, tmp_path, {"joint_pos": np.zeros(3)})
-    with pytest.raises(ValueError, match=r"expected a file that ends in \.npz or \.csv"):
-        compare_log(bundle, tmp_path / "robot.txt")
-    (tmp_path / "robot.csv").write_text("actions[0],actions[2]\n1,2\n")
-    with pytest.raises(ValueError, match=r"'actions\[2\]' is out of order"):
-        compare_log(bundle, tmp_path / "robot.csv")
-    (tmp_path / "robot.csv").write_text("actions[0]\n1,2\nx\n")
-    with pytest.raises(ValueError, match=r"robot\.csv' cannot be read"):
-        compare_log(bundle, tmp_path / "robot.csv")
-    (tmp_path / "robot.csv").write_text("reset,actions[0]\n")
-    with pytest.raises(ValueError, match=r"The log has steps .*, at least 2"):
-        compare_log(bundle, tmp_path / "robot.csv")
+        compare_log(bundle, tmp_path / name)
