@@ -1,19 +1,17 @@
 """Count on a CPU what an optimiser step launches on a GPU.
 
-The Triton engine runs with kernels that compute nothing. What it asks of torch and Triton does not
-depend on values, so the count is right though the results are wrong. A GPU runs more kernels than
-that: torch has several for some operations.
+The Triton engine runs in Triton's interpreter. A GPU runs more kernels than are counted here: torch
+has several for some operations.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rsl_tbptt.core.scan import ENGINES, triton
+from rsl_tbptt.core.scan import triton
 from rsl_tbptt.core.scan.cells import Cell
 
 _FREE = ("empty", "new_empty", "_unsafe_view", "profiler")
@@ -62,25 +60,3 @@ class Launches(TorchDispatchMode):
         if not is_view and not is_empty and not name.startswith(_FREE):
             self.names.append(name)
         return result
-
-
-@contextmanager
-def kernels_without_work() -> Iterator[None]:
-    """Let the Triton engine run on every device, with kernels that compute nothing."""
-
-    def kernel(_: Cell, name: str, num_units: int) -> Callable[..., None]:
-        def launch(*arguments: Any) -> None:
-            if name == "begin":
-                *_, states, operands, _ = (x for x in arguments if isinstance(x, torch.Tensor))
-                with _disable_current_modes():  # fresh memory may hold NaN
-                    states.zero_()
-                    operands.zero_()
-
-        return launch
-
-    anywhere = {"triton": ENGINES["triton"]._replace(device=None)}
-    with (
-        patch.object(triton, "_kernel", kernel),
-        patch.dict(ENGINES, anywhere),
-    ):
-        yield

@@ -2,7 +2,7 @@
 
 import pytest
 from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out
-from support.launches import Launches, kernels_without_work
+from support.launches import Launches
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -36,9 +36,13 @@ def ppo(num_steps, cell):
 
 
 @pytest.mark.parametrize("cell", MEMORIES)
-@pytest.mark.parametrize(("make", "num_optimizer_steps"), [(distillation, 2), (ppo, 4)])
-def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(make, num_optimizer_steps, cell):
-    """Nothing else in an update depends on the number of steps of a rollout."""
+@pytest.mark.parametrize(
+    ("make", "num_optimizer_steps", "most_launches"), [(distillation, 2, 170), (ppo, 4, 310)]
+)
+def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
+    make, num_optimizer_steps, most_launches, cell
+):
+    """Nothing else in an update depends on the number of steps of a rollout, and that is little."""
 
     def launches_of_update(num_steps):
         algorithm, fill, num_layers = make(num_steps, cell)
@@ -51,45 +55,9 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(make, num_opti
         return launches.names, num_layers
 
     short, _ = launches_of_update(3)
+    assert len(short) / num_optimizer_steps <= most_launches
     long, num_layers = launches_of_update(4)
     more = {name: long.count(name) - short.count(name) for name in {*short, *long}}
     of_a_step = ["addmm_", f"{cell}_forward", f"{cell}_backward", "mm"]
     expected = dict.fromkeys(of_a_step, num_optimizer_steps * num_layers)
     assert {name: count for name, count in more.items() if count} == expected
-
-
-MOST_LAUNCHES = 420
-"""Launches of an optimiser step of PPO: 24 steps of the LSTMs of actor and critic, and the rest."""
-
-
-def test_an_optimiser_step_of_ppo_launches_little(monkeypatch):
-    options = {"num_mini_batches": 2, "num_learning_epochs": 2, "scan_engine": "triton"}
-    algorithm = make_ppo(TbpttPPO, 24, N, "lstm", "lstm", {"hidden_dims": [8, 8, 8]}, **options)
-    counts, step = [], algorithm.step
-    roll_out(algorithm, 0)
-    with kernels_without_work(), Launches() as launches:
-
-        def counted(*arguments, **fixed):
-            before = len(launches.names)
-            results = step(*arguments, **fixed)
-            counts.append(len(launches.names) - before)
-            return results
-
-        monkeypatch.setattr(algorithm, "step", counted)
-        algorithm.update()
-    assert len(counts) == 4
-    assert 4 * 24 * 2 < counts[-1] <= MOST_LAUNCHES  # the first one also measures health
-
-
-def test_kernels_that_compute_nothing_are_counted_like_those_that_do():
-    pytest.importorskip("triton", reason="this torch came without Triton")
-
-    def names(engine):
-        with engine():
-            algorithm, fill, _ = distillation(3, "lstm")
-            fill(algorithm, 0)
-            with Launches() as launches:
-                algorithm.update()
-        return launches.names
-
-    assert names(kernels_without_work) == names(triton_engine_on_cpu)
