@@ -287,6 +287,8 @@ def function_of(term: Mapping[str, Any]) -> str:
 
 def joints_of(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Sequence[str]:
     """Return the joints of a term's numbers in their order; none if the numbers are not theirs."""
+    if function_of(term) not in JOINT_TERMS:  # a robot of three joints has other terms as wide
+        return ()
     parameters = term.get("parameters", {})
     selected = [each for each in parameters.values() if isinstance(each, Mapping)]
     if function_of(term) == "last_action" and "actions" in robot:
