@@ -103,12 +103,16 @@ def test_a_rollout_that_breaks_off_leaves_the_average(look, steps):
     update(algorithm, 0, 1)
     average = parameters_of(algorithm)
 
-    def fail(step, _):
-        if step == steps:
-            raise KeyboardInterrupt
+    process = algorithm.process_env_step
 
+    def fail(*step):  # in the environment, after the student has acted
+        if algorithm.storage.step + 1 == steps:
+            raise KeyboardInterrupt
+        process(*step)
+
+    algorithm.process_env_step = fail
     with pytest.raises(KeyboardInterrupt):
-        update(algorithm, 2, on_step=fail)
+        update(algorithm, 2)
     assert torch.equal(parameters_of(algorithm), newest_of(algorithm))
     getattr(algorithm, look)()
     assert torch.equal(parameters_of(algorithm), average)
