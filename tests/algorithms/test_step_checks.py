@@ -99,17 +99,19 @@ def rolled_out(convert: Any, num_steps: int = 3) -> Any:
     algorithm = make_ppo(TbpttPPO, num_steps, NUM_ENVS)
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
+    obs = make_obs(NUM_ENVS, generator)
     with torch.inference_mode():
         for _ in range(num_steps):
-            algorithm.act(make_obs(NUM_ENVS, generator))
+            algorithm.act(obs)
             rewards = torch.randint(2, (NUM_ENVS,), generator=generator).float()
             dones, late = torch.rand(2, NUM_ENVS, generator=generator) < 0.5
             extras = {"time_outs": dones & late, "final_obs": dict(make_obs(4, generator).items())}
-            step = {"rewards": rewards, "dones": dones.long(), **extras}
+            step = {"obs": make_obs(NUM_ENVS, generator), "rewards": rewards}
+            step |= {"dones": dones.long(), **extras}
             step |= convert(step)
-            obs = make_obs(NUM_ENVS, generator)
-            algorithm.process_env_step(obs, step.pop("rewards"), step.pop("dones"), step)
-        algorithm.compute_returns(make_obs(NUM_ENVS, generator))
+            obs, rewards, dones = (step.pop(name) for name in ("obs", "rewards", "dones"))
+            algorithm.process_env_step(obs, rewards, dones, step)
+        algorithm.compute_returns(obs)
     return algorithm
 
 
@@ -149,7 +151,25 @@ def test_none_in_place_of_time_outs_means_that_there_are_none():
     assert torch.equal(none.storage.returns, zeros.storage.returns)
 
 
+def of_policy(convert: Any) -> Any:
+    return lambda step: {
+        "obs": step["obs"].clone(False).update({"policy": convert(step["obs"]["policy"])})
+    }
+
+
 REFUSED = {
+    "a smaller group": (of_policy(lambda values: values[:, 1:]), r"group 'policy' is of shape \(4"),
+    "a missing group": (
+        lambda step: {"obs": step["obs"].exclude("policy")},
+        r"group 'policy' is missing among \['state'\]",
+    ),
+    "another type": (of_policy(torch.Tensor.double), "group 'policy' is of type torch.float64"),
+    "a column": (lambda step: {"rewards": step["rewards"][:, None]}, r"rewards is of shape \(4, 1"),
+    "one done for all": (lambda step: {"dones": step["dones"].any()}, r"dones is of shape \(\), e"),
+    "another device": (
+        lambda step: {"dones": step["dones"].to("meta")},
+        r"^dones is on meta, expected cpu, where .*\.to\('cpu'\)",
+    ),
     "a list": (lambda step: {"rewards": [0.0] * 4}, r"rewards is a list, expected a tensor of"),
     "a scalar": (
         lambda step: {"time_outs": torch.tensor(True)},

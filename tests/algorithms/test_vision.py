@@ -3,31 +3,24 @@
 The parity tests check that CNNs learn the same as rsl_rl's.
 """
 
-import copy
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
     CNN,
-    IMAGES,
     OBS_DIM,
     make_distillation,
     make_model,
     make_obs,
     make_ppo,
-    parameters_of,
     roll_out,
     train,
 )
-from support.inside import through_a_file
 from support.one_pass import ONE_PASS
-from support.tolerances import PARITY_FLOAT32
 from tensordict import TensorDict
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -45,41 +38,6 @@ pytestmark = [
 
 T, N = 6, 8
 NOISE = {"class_name": "GaussianDistribution", "init_std": 0.3}
-
-
-def configured(class_name, **options):
-    """Build a PPO with shared encoders as a runner does, from a task's config."""
-    model = {"class_name": "CNNModel", "hidden_dims": [8], "cnn_cfg": CNN}
-    cfg = {
-        "num_steps_per_env": T,
-        "multi_gpu": None,
-        "obs_groups": {"actor": ["policy", *IMAGES], "critic": ["state", *IMAGES]},
-        "algorithm": {"class_name": class_name, "share_cnn_encoders": True, **options},
-        "actor": model | {"distribution_cfg": dict(NOISE)},
-        "critic": dict(model),
-    }
-    env: Any = SimpleNamespace(num_envs=N, num_actions=ACTION_DIM)
-    torch.manual_seed(0)
-    obs = make_obs(N, images=True)
-    algorithm_class = PPO if class_name == "PPO" else TbpttPPO
-    algorithm = algorithm_class.construct_algorithm(obs, env, copy.deepcopy(cfg), "cpu")
-    algorithm.train_mode()
-    return algorithm
-
-
-@pytest.mark.usefixtures("in_order")
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_a_run_with_shared_encoders_continues_with_rsl_rl_and_vice_versa(ours_first):
-    ours = configured("rsl_tbptt.algorithms:TbpttPPO", shuffle_envs=False)
-    theirs = configured("PPO")
-    assert ours.critic.cnns is ours.actor.cnns
-    first, second = (ours, theirs) if ours_first else (theirs, ours)
-    train(first, *range(2))
-    second.load(through_a_file(first.save()), None, strict=True)
-    for algorithm in (first, second):
-        algorithm.learning_rate = first.learning_rate  # rsl_rl 5.0 leaves it
-        train(algorithm, *range(2, 4))
-    torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), **PARITY_FLOAT32)
 
 
 def test_a_frozen_actor_keeps_the_encoders_it_shares():
@@ -146,44 +104,6 @@ def test_bytes_without_a_scale_are_named():
         of_images(images)
     of_images(images, image_scale=1 / 255)
     of_images(images.bool())
-
-
-def seeing(convert, **options):
-    """Build a student of the camera alone, whose frames are bytes that ``convert`` changes."""
-    obs = make_obs(N, images=True)
-    obs["camera"] = convert(torch.zeros(N, *IMAGES["camera"], dtype=torch.uint8))
-    torch.manual_seed(1)
-    student = of_images(obs["camera"], distribution_cfg=dict(NOISE), **options)
-    storage = RolloutStorage("distillation", N, T, obs, [ACTION_DIM], "cpu")
-    sizes: Any = {**ONE_PASS, "gradient_length": 3, "num_mini_batches": 2, "buffer_rollouts": 2}
-    return TbpttDistillation(student, make_model("teacher", "mlp", N, seed=2), storage, **sizes)
-
-
-def test_a_student_of_bytes_learns_what_a_student_of_floats_learns():
-    """Frames repeat, and those of the replay buffer are bytes, too."""
-    results = []
-    for convert, options in (
-        (lambda frames: frames, {"image_scale": 1 / 255}),
-        (lambda frames: frames / 255, {}),
-    ):
-        generator, frames = torch.Generator().manual_seed(0), torch.empty(0)
-
-        def show(step, obs, convert=convert, generator=generator):
-            nonlocal frames
-            if step % 2 == 0:
-                size = N, *IMAGES["camera"]
-                frames = torch.randint(256, size, generator=generator, dtype=torch.uint8)
-            obs["camera"] = convert(frames)
-
-        algorithm = seeing(convert, **options)
-        expected = convert(torch.zeros(1, dtype=torch.uint8)).dtype
-        if algorithm.storage.observations["camera"].dtype != expected:
-            pytest.skip("the storage of rsl_rl 5.0 holds floats only")
-        train(algorithm, *range(3), on_step=show)
-        results.append(parameters_of(algorithm))
-        buffer: Any = algorithm.experience.buffer
-        assert buffer.rollout.obs.frames["camera"].dtype == expected
-    torch.testing.assert_close(*results, **PARITY_FLOAT32)
 
 
 def test_channels_that_come_last_are_named():

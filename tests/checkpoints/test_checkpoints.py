@@ -35,14 +35,17 @@ def reinforcing(algorithm_class=TbpttPPO, **kwargs):
     return make_ppo(algorithm_class, 6, 4, **kwargs)
 
 
-@pytest.mark.filterwarnings(BOOTSTRAPPED)
+SHARED = {"actor": "cnn", "critic": "sharing"}
+
+
+@pytest.mark.filterwarnings(BOOTSTRAPPED, "ignore:optimizer contains a parameter group with dup")
 @pytest.mark.parametrize(
     ("build", "writer", "reader", "options"),
     [
         *((make, TbpttDistillation, Distillation, {"student": kind}) for kind in ("mlp", "lstm")),
         *((make, Distillation, TbpttDistillation, {"student": kind}) for kind in ("mlp", "lstm")),
-        (reinforcing, TbpttPPO, PPO, {}),
-        (reinforcing, PPO, TbpttPPO, {}),
+        *((reinforcing, TbpttPPO, PPO, models) for models in ({}, SHARED)),
+        *((reinforcing, PPO, TbpttPPO, models) for models in ({}, SHARED)),
     ],
 )
 def test_checkpoints_are_interchangeable_with_rsl_rl(build, writer, reader, options):

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 from support.helpers import parameters_of
-from support.safe_runs import NUM_ENVS, STEPS, STOCK, DisturbedEnv, die, make_runner, names, send
+from support.safe_runs import STEPS, STOCK, DisturbedEnv, die, make_runner, names, send
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.find_nan import check_nan
@@ -110,48 +110,6 @@ class BrokenEnv(DisturbedEnv):
         if self.num_steps == self.broken_at:
             self.change(given)
         return *given.values(), extras
-
-
-def of_group(change):
-    def change_group(given):
-        given["obs"]["policy"] = change(given["obs"]["policy"])
-
-    return change_group
-
-
-def of(name, change):
-    return lambda given: given.update({name: change(given[name])})
-
-
-def without_group(given):
-    del given["obs"]["policy"]
-
-
-FORMS = {
-    "a smaller group": (of_group(lambda values: values[:, :-1]), r"group 'policy' is of shape \(4"),
-    "a missing group": (without_group, r"group 'policy' is missing among \['privileged'\]"),
-    "another type": (of_group(torch.Tensor.double), r"group 'policy' is of type torch.float64"),
-    "a column": (of("rewards", lambda rewards: rewards[:, None]), r"rewards is of shape \(4, 1\)"),
-    "one done for all": (of("dones", lambda dones: dones.any()), r"dones is of shape \(\), expect"),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_tensor_of_a_wrong_form_is_named(form, tmp_path):
-    change, message = FORMS[form]
-    runner = make_runner(tmp_path, "ppo", env=BrokenEnv(STEPS + 2, change), save_interval=100)
-    with pytest.raises(ValueError, match=rf"{message}.*: repair the environment's step"):
-        runner.learn(4)
-    assert latest_checkpoint(tmp_path).name == "model_0.pt"
-
-
-def test_a_value_on_another_device_is_named():
-    runner = make_runner(None, "ppo")
-    obs, zeros = runner.env.get_observations(), torch.zeros(NUM_ENVS)
-    runner.alg.act(obs)
-    with pytest.raises(ValueError, match=r"^dones is on meta, expected cpu, where .*\.to\('cpu'\)"):
-        runner.alg.process_env_step(obs, zeros, zeros.to("meta"), {})
-    runner.alg.process_env_step(obs, zeros, zeros, {})
 
 
 def test_an_existing_file_is_not_written_again(tmp_path):

@@ -8,13 +8,11 @@ import pytest
 import torch
 from support.inside import assert_same
 from support.process import process
-from support.safe_runs import make_runner, train_cfg
+from support.safe_runs import make_runner
 from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.checkpoints.reading import latest_checkpoint, read_checkpoint
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.runners import TbpttOnPolicyRunner
-from rsl_tbptt_tasks.memory import RecallEnv
 
 KEPT = 3
 
@@ -171,9 +169,3 @@ def test_any_number_of_ranks_gives_the_same_numbers_and_resumes_anothers(kind, r
     assert [warning in text for text in said] == [True] + [False] * (ranks - 1)
     # Both begin new episodes, the same ones, so results are equal again.
     torch.testing.assert_close(*(numbers for numbers, _ in ends), rtol=1e-6, atol=1e-6)
-
-
-def test_ranks_on_gpus_are_left_to_rsl_rl(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="Device 'cuda:1' does not match expected device"):
-        TbpttOnPolicyRunner(RecallEnv(2, 3), train_cfg("ppo"), None, "cuda:1")

@@ -16,7 +16,6 @@ from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
 from scripts.benchmark import memory, suite
 from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, fill, spread
-from scripts.benchmark.memory import fill_buffer
 from scripts.benchmark.stepped import SteppedCNNRNNModel
 from scripts.benchmark.suite import load_rows
 
@@ -173,15 +172,6 @@ def test_a_camera_repeats_each_frame_for_its_period_and_bytes_stay_bytes():
     assert "uint8 frames, camera period 3" in str(case)
 
 
-def test_the_replay_buffer_of_a_measured_update_is_full():
-    case = replace(TINY, options={"buffer_rollouts": 3, "num_mini_batches": 2})
-    algorithm = build(case, "rsl_tbptt")
-    fill(algorithm, case, seed=0)
-    algorithm.update()
-    fill_buffer(algorithm)
-    assert algorithm.experience.buffer.num_kept == 3 * 8
-
-
 @pytest.mark.parametrize(
     ("agent", "kind"),
     [("anymal-d-ppo", "recurrent_"), ("anymal-d-distillation", "distillation_recurrent_")],
@@ -204,20 +194,3 @@ def test_agents_are_those_of_isaac_lab(agent, kind):
         if name not in ("class_name", "optimizer", "gradient_length") and hasattr(algorithm, name):
             assert getattr(algorithm, name) == value, name
     assert case.gradient_length == getattr(cfg.algorithm, "gradient_length", case.gradient_length)
-
-
-@pytest.mark.parametrize(
-    ("words", "row", "expected"),
-    [
-        (("profile", *FEW), r"^ +aten::(addmm) ", ["addmm"]),
-        (
-            ("host", "--updates=1"),
-            r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d+\.\d\d +\|",
-            [("distillation", "tbptt"), ("ppo", "tbptt"), ("ppo", "rl")],
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_operations_and_the_hosts_time_are_printed(monkeypatch, capsys, words, row, expected):
-    assert run(monkeypatch, *words) == 0
-    assert re.findall(row, capsys.readouterr().out, re.MULTILINE)[:3] == expected

@@ -160,19 +160,6 @@ def test_tools_get_the_task_that_a_policy_was_trained_on(changed):
     assert stages["memory"].output == "stages/memory.log"
 
 
-@pytest.mark.parametrize(("file", "end"), [(DEMO, ""), (MJLAB, "-Student")])
-def test_all_policies_are_evaluated_alike_and_are_in_the_video_in_their_order(file, end):
-    experiment = load_experiment(file)
-    stages, outputs = lay_out(experiment), {name: f"{name}.pt" for name in experiment.policies}
-    commands = [stages[f"evaluate-{name}"].command(outputs) for name in outputs]
-    own = ("--checkpoint", "--output", "--task")  # in mjlab a task's id ends with its agent's name
-    rest = [[word for word in words if not word.startswith(own)] for words in commands]
-    assert all(words == rest[0] for words in rest)
-    assert f"--task={experiment.task}{end}" in commands[1]
-    command = stages["video"].command(outputs)
-    assert command[-3:] == [f"--checkpoint={name}.pt" for name in experiment.policies]
-
-
 POLICIES = ("teacher", "student", "memoryless")
 EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
 OF_STUDENT = {"memory", "video", "export"}

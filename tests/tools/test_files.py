@@ -43,16 +43,6 @@ def test_a_new_name_reaches_the_disk_before_the_writer_continues(tmp_path, monke
     assert synced == ["file", "folder"]
 
 
-def test_a_file_system_that_cannot_sync_folders_does_not_fail_the_write(tmp_path, monkeypatch):
-    def fail(descriptor):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    write_json(tmp_path / "value.json", 1)
-    assert (tmp_path / "value.json").read_text() == "1\n"
-
-
 def half_written(path):
     with complete(path) as unfinished:
         unfinished.write_text("half")
@@ -78,11 +68,6 @@ def test_results_replace_nothing_at_the_default_place(tmp_path, name):
         assert path.parent.is_dir()
         (path if suffix else path / "policy.onnx").write_text("kept")
     assert output_path(default, tmp_path / "other" / name) == default
-
-
-def test_an_empty_folder_is_used(tmp_path):
-    (tmp_path / "exported").mkdir()
-    assert output_path(None, tmp_path / "exported") == tmp_path / "exported"
 
 
 OTHERS = {

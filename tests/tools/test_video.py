@@ -80,21 +80,6 @@ def test_what_a_policy_sees_lies_in_the_lower_right_corner():
     assert torch.equal(with_seen(robots, []), robots)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "expected"),
-    [
-        ([(1, 9, 16)] * 3, (45, WIDTH)),  # less than their usual width
-        ([(1, 200, 20)], (HEIGHT, 18)),
-        ([(1, 1, 360), (1, 400, 1)], (HEIGHT, SEEN_WIDTH + 1)),  # scans
-    ],
-)
-def test_any_number_and_shape_of_images_fits(shapes, expected):
-    robots = torch.full((2, HEIGHT, WIDTH, 3), 7, dtype=torch.uint8)
-    seen = with_seen(robots, [torch.zeros(2, *shape) for shape in shapes])
-    changed = (seen[0] != 7).all(dim=-1)
-    assert (int(changed.any(dim=1).sum()), int(changed.any(dim=0).sum())) == expected
-
-
 @pytest.mark.parametrize("name", ["video.gif", "video.webp"])
 def test_a_file_plays_in_real_time_again_and_again(films, tmp_path, name):
     write(films, tmp_path / name)
