@@ -20,7 +20,6 @@ from rsl_tbptt.tools.commands import doctor
 from rsl_tbptt.tools.commands.cli import GONE, command_parser, main
 from rsl_tbptt.tools.commands.commands import COMMANDS
 from rsl_tbptt.tools.platforms import PLATFORMS
-from rsl_tbptt.tools.simulate import evaluate as evaluation
 from rsl_tbptt.tools.simulate import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -81,45 +80,48 @@ class Env:
         return self.get_observations(), actions[:, 0], dones.long(), {}
 
 
-def make(num_envs, seed, device):
-    return Env(num_envs)
+def make(num_envs, seed, device, width=5, **entries):
+    env = Env(num_envs, width)
+    vars(env).update(entries)
+    return env
 
 
-def wide(num_envs, seed, device):
-    return Env(num_envs, 7)
+def wide(*arguments):
+    return make(*arguments, width=7)
 
 
-def endless(num_envs, seed, device):
-    env = Env(num_envs)
+def timeless(*arguments):
+    return make(*arguments, step_dt=0)
+
+
+def nothing(*arguments):
+    pass
+
+
+def renamed(num_envs, *arguments):
+    obs = TensorDict({"other": torch.zeros(num_envs, 5)}, [num_envs])
+    return make(num_envs, *arguments, get_observations=lambda: obs)
+
+
+def endless(num_envs, *arguments):
+    env = make(num_envs, *arguments)
     env.max_episode_length = torch.tensor([1, 2])  # a limit each, which nothing enforces
     step = env.step
     env.step = lambda actions: (*step(actions)[:2], torch.zeros(num_envs), {})
     return env
 
 
-def broken(num_envs, seed, device):
-    env = Env(num_envs)
-    reward = torch.zeros(num_envs)
+def broken(num_envs, *arguments):
+    env, reward = make(num_envs, *arguments), torch.zeros(num_envs)
     reward[2] = torch.nan
     env.step = lambda actions: (env.get_observations(), reward, torch.zeros(num_envs), {})
     return env
-
-
-def timeless(num_envs, seed, device):
-    env = Env(num_envs)
-    env.step_dt = 0
-    return env
-
-
-def nothing(num_envs, seed, device):
-    pass
-
-
-def renamed(num_envs, seed, device):
-    env = Env(num_envs)
-    env.get_observations = lambda: TensorDict({"other": torch.zeros(num_envs, 5)}, [num_envs])
-    return env
 """
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("ran",)
 
 
 @pytest.fixture
@@ -145,6 +147,10 @@ def folder(tmp_path, monkeypatch):
     torch.jit.script(torch.nn.Linear(1, 1)).save("exported.pt")
     (tmp_path / "onnx.pt").write_bytes(b"\x08\x0a\x12\x07pytorch")
     torch.save([1], "no_dict.pt")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    torch.save({"actor_state_dict": {}, "iter": 0, "infos": Code()}, "code/model_0.pt")
+    (tmp_path / "needs_more.py").write_text("import module_of_somebody\n")
     torch.save({"actor_state_dict": {}}, "empty_policy.pt")
     torch.save({"actor_state_dict": {"net.weight": torch.zeros(2, 2)}}, "other_model.pt")
     (tmp_path / "damaged.pt").write_bytes((tmp_path / "model_0.pt").read_bytes()[:500])
@@ -200,14 +206,6 @@ def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(fold
     assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_anything_is_simulated(
-    folder, monkeypatch, capsys
-):
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("simulated"))
-    assert evaluate("--env", "my_envs:make", "--output", str(folder / "model_0.pt" / "e.json")) == 1
-    assert "The output is" in capsys.readouterr().err
-
-
 def test_episodes_that_nothing_ends_count_as_they_stand_after_a_limit_that_is_named(folder):
     with pytest.warns(UserWarning, match=r"4 of 4 episodes had not ended after 3 steps"):
         assert evaluate("--env", "my_envs:endless", "--output", "e.json") == 0
@@ -215,13 +213,6 @@ def test_episodes_that_nothing_ends_count_as_they_stand_after_a_limit_that_is_na
     assert (result["lengths"], result["unfinished"], result["max_steps"]) == ([3] * 4, 4, 3)
     with pytest.warns(UserWarning, match="after 5 steps"):
         assert evaluate("--env", "my_envs:endless", "--max-steps", "5", "--output", "e.json") == 0
-
-
-def test_a_return_that_is_not_finite_is_an_error_and_leaves_no_file(folder, capsys):
-    assert evaluate("--env", "my_envs:broken") == 1
-    expected = "The return of environment 2 is nan after 1 steps, expected a finite number"
-    assert expected in capsys.readouterr().err
-    assert not (folder / "evaluation.json").exists()
 
 
 MODEL = "--checkpoint model_0.pt"
@@ -244,6 +235,7 @@ WRONG = {
     "export --checkpoint other_model.pt": "as --agent FILE",
     "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "does not record the shapes",
+    f"export {MODEL} --target c": "expected one of ['rl_sar', 'unitree']: any other program",
     f"export {MODEL} --steps 1": "steps is 1",
     f"export {MODEL} --steps -1": "steps is -1",
     "memory model_0.pt --env my_envs:make --steps -1": "steps is -1, expected at least 40",
@@ -262,10 +254,14 @@ WRONG = {
     f"evaluate {MODEL} --env my_envs:torch": "<module 'torch' from",
     f"evaluate {MODEL} --env my_envs:Env": "too many positional arguments",
     f"evaluate {MODEL} --env my_envs:nothing": "returns None, expected a VecEnv of rsl_rl",
+    # The output is refused before anything is simulated.
+    f"evaluate {MODEL} --env my_envs:broken --output model_0.pt/e.json": "The output is",
+    f"evaluate {MODEL} --env my_envs:broken": "The return of environment 2 is nan after 1 steps,",
     f"evaluate {MODEL} --env my_envs:timeless": "is 0, expected seconds above 0",
     f"evaluate {MODEL} --env needs_more:make": "The module module_of_somebody is missing",
     f"evaluate {MODEL} --env my_envs:make --device cuda:99": "--device is cuda:99",
     "play --checkpoint no.pt": "does not exist",
+    "play --checkpoint code/model_0.pt": "print, expected tensors and plain values",
     f"play {MODEL} --task T": "which shows no robots",
     f"play {MODEL} --video v.gif": "which shows no robots",
     f"play {MODEL} {MODEL}": "--video is missing",
@@ -276,14 +272,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG.items(), ids=WRONG.keys())
-def test_what_is_wrong_is_said_in_one_line(folder, capsys, line, message):
-    (folder / "needs_more.py").write_text("import module_of_somebody\n")
+def test_what_is_wrong_is_said_in_one_line_and_leaves_no_file(
+    folder, monkeypatch, capsys, line, message
+):
+    monkeypatch.setattr(play, "run_shown", lambda *_: pytest.fail("ran"))
     words = line.split()
     assert main(words) == 1
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith(f"rsl-tbptt {words[0]}: ")
     assert error.count("\n") == 1
+    assert not (folder / "evaluation.json").exists()
 
 
 def test_a_full_disk_names_the_file_and_the_evaluation_is_printed(folder, monkeypatch, capsys):
@@ -321,11 +320,6 @@ def test_a_bundle_of_another_policy_is_not_evaluated_under_a_checkpoints_name(fo
     assert evaluate(*words) == 1
     assert "is not the checkpoint's, expected its export" in capsys.readouterr().err
     assert not (folder / "evaluation.json").exists()
-    shutil.copytree(folder / "other" / "exported" / "model_0", folder / "bundle")
-    path = folder / "bundle" / "policy.json"
-    path.write_text(path.read_text().replace('"model_0.pt"', '"../../no_run/x.pt"'))
-    assert main(["evaluate", "--policy", "bundle", "--env", "my_envs:make"]) == 1
-    assert "checkpoint is '../../no_run/x.pt' in " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -339,18 +333,18 @@ def test_wrong_arguments_end_with_usage(capsys, words):
     assert "usage: rsl-tbptt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "extra"),
-    [("export", "onnxruntime", "tools"), ("evaluate", "scipy", "tools")],
-)
-def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command, module, extra):
+def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys):
     find = doctor.importlib.util.find_spec
     monkeypatch.setattr(
-        doctor.importlib.util, "find_spec", lambda name: None if name == module else find(name)
+        doctor.importlib.util, "find_spec", lambda name: None if name == "scipy" else find(name)
     )
-    assert main([command, "--checkpoint", "model_0.pt"]) == 1
-    expected = f"The module {module} is missing: {install(extra)}"
-    assert expected in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "mjlab", None)
+    monkeypatch.setitem(sys.modules, "mjlab.tasks", None)
+    assert evaluate("--platform", "mjlab", "--task", "T") == 1
+    assert f"The module scipy is missing: {install('tools')}" in capsys.readouterr().err
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", find)
+    assert evaluate("--platform", "mjlab", "--task", "T") == 1
+    assert f"The module mjlab is missing: {install('mjlab')}" in capsys.readouterr().err
 
 
 def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
@@ -359,13 +353,6 @@ def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
     assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
     assert install("train") == f"uv pip install --python {sys.executable} -e '{root}[train]'"
-
-
-def test_a_missing_simulator_names_the_extra(folder, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "mjlab", None)
-    monkeypatch.setitem(sys.modules, "mjlab.tasks", None)
-    assert evaluate("--platform", "mjlab", "--task", "T") == 1
-    assert install("mjlab") in capsys.readouterr().err
 
 
 def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, monkeypatch):
@@ -377,19 +364,6 @@ def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, m
     assert seen[0][4:8] == ["--task", "Tbptt-T", "--agent", "a"]
     assert str(folder / "model_0.pt") in seen[0]
     assert seen[0][-2:] == ["--viz", "newton"]
-
-
-class Code:
-    def __reduce__(self):
-        return print, ("ran",)
-
-
-def test_a_checkpoint_with_code_is_not_given_to_the_platform(folder, monkeypatch, capsys):
-    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
-    torch.save({"actor_state_dict": {}, "iter": 0, "infos": Code()}, "model_0.pt")
-    monkeypatch.setattr(play, "run_shown", lambda *_: pytest.fail("ran"))
-    assert main(["play", "--checkpoint", "model_0.pt"]) == 1
-    assert "print, expected tensors and plain values" in capsys.readouterr().err
 
 
 def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
