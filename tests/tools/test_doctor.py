@@ -26,31 +26,21 @@ def test_an_engine_that_does_not_work_is_named_with_its_reason(monkeypatch):
         check_engine("cpu")
 
 
-@pytest.fixture
-def on_a_robot(monkeypatch, tmp_path):
-    """Hide what a robot does not install."""
-    find = doctor.importlib.util.find_spec
+@pytest.mark.parametrize("lacks", [(), ("onnxruntime",)])
+def test_a_robot_runs_policies_without_what_trains_and_is_told_its_extra(
+    monkeypatch, tmp_path, capsys, lacks
+):
+    find, hidden = doctor.importlib.util.find_spec, ("torch", "rsl_rl", *lacks)
     monkeypatch.setattr(
-        doctor.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+        doctor.importlib.util, "find_spec", lambda name: None if name in hidden else find(name)
     )
     monkeypatch.setattr(doctor, "installed_version", lambda name: None)
     monkeypatch.chdir(tmp_path)
-
-
-def test_a_robot_that_only_runs_policies_is_well(on_a_robot, capsys):
-    assert diagnose()
+    assert diagnose() is (not lacks)
     shown = capsys.readouterr().out
-    assert re.search(
-        r"^policies     ok     rsl_tbptt.deploy, numpy \S+, onnxruntime \S+$", shown, re.M
-    )
+    line = rf"WRONG  onnxruntime is missing: {re.escape(install('deploy'))}"
+    if not lacks:
+        line = r"ok     rsl_tbptt.deploy, numpy \S+, onnxruntime \S+"
+    assert re.search(rf"^policies     {line}$", shown, re.M)
     assert f"training     -      not installed: {install('tools')}" in shown
     assert "Isaac Lab" not in shown
-
-
-def test_a_robot_without_onnxruntime_is_told_the_extra_for_robots(on_a_robot, monkeypatch, capsys):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    assert not diagnose()
-    assert (
-        f"policies     WRONG  onnxruntime is missing: {install('deploy')}"
-        in capsys.readouterr().out
-    )
