@@ -1,14 +1,12 @@
 """Requirements of training are checked when training starts: playing needs one environment."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.helpers import make_distillation, make_obs, make_ppo, roll_out, train
-from support.rank_processes import group, run_ranks
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -71,42 +69,3 @@ def test_a_training_goes_on_after_its_models_have_played_in_fewer_environments(k
         algorithm.train_mode()  # as the runner's learn() does
         fill(algorithm, 1)
         assert algorithm.update()["skipped_updates"] == 0.0
-
-
-def refusal(training):
-    """Return the error of the first rollout."""
-    try:
-        train(training, 0)
-    except ValueError as error:
-        return str(error)
-    return "not refused"
-
-
-CASES: list[tuple[Any, type, dict[str, Any], str]] = [
-    (make_ppo, TbpttPPO, {"num_mini_batches": 4}, "num_envs, 2"),
-    (
-        make_distillation,
-        TbpttDistillation,
-        {"gradient_length": 3, "num_micro_batches": 3},
-        "num_envs, 2",
-    ),
-]
-
-
-def refusals_of_rank(rank, num_envs, folder):
-    with group(rank, num_envs, folder) as share:
-        refused = []
-        for make, algorithm, options, _ in CASES:
-            training = make(algorithm, 6, num_envs[rank], multi_gpu_cfg=share.cfg, **options)
-            refused.append(refusal(training))
-    torch.save(refused, f"{folder}/rank{rank}.pt")
-
-
-@pytest.mark.slow
-def test_all_ranks_raise_the_error_of_one(tmp_path):
-    """If only one rank stopped, the other would wait forever."""
-    run_ranks(refusals_of_rank, ((4, 2), str(tmp_path)), 2)
-    said = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
-    assert said[0] == said[1]
-    for message, (*_, expected) in zip(said[0], CASES, strict=True):
-        assert expected in message
