@@ -135,12 +135,6 @@ def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
     assert num_recordings(recorder) == 0
 
 
-@pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, lambda x: x[x > 0]])
-def test_reads_on_the_host_are_refused(recorder, read):
-    with pytest.raises(AssertionError, match="waits for a tensor on the host"):
-        run(recorder, read, torch.ones(()) if read is torch.Tensor.item else torch.ones(2))
-
-
 def test_each_form_has_a_recording(recorder, monkeypatch):
     one, num = torch.ones(2), 0
 

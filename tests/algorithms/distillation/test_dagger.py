@@ -8,8 +8,6 @@ from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.extensions.teachers import Dagger
-from rsl_tbptt.algorithms.options import DistillationOptions
 
 NUM_STEPS, NUM_ENVS = 6, 10
 
@@ -90,17 +88,3 @@ def test_the_share_falls_linearly_over_the_updates(last_update, counts):
         roll_out(algorithm, seed)
         assert teacher_envs(algorithm).sum() == count
         assert algorithm.update()["teacher_action_share"] == pytest.approx(count / NUM_ENVS)
-
-
-def test_every_environment_is_drawn_equally_often():
-    torch.manual_seed(0)
-    options = DistillationOptions(teacher_action_share=0.3)
-    dagger = Dagger(options, NUM_ENVS, torch.arange(NUM_ENVS), lambda: 0)
-    actions, labels = torch.zeros(NUM_ENVS, 1), torch.ones(NUM_ENVS, 1)
-    drawn = []
-    for _ in range(1000):
-        dagger.begin_rollout()
-        drawn.append(dagger.mix(actions, labels).squeeze(-1))
-    drawn = torch.stack(drawn)
-    assert drawn.sum(1).tolist() == [3] * 1000
-    assert (drawn.mean(0) - 0.3).abs().max() < 0.06  # four standard deviations

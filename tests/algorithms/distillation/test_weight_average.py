@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support.helpers import make_distillation, make_model, parameters_of, train
-from support.inside import assert_same, extension, networks_of_heads, through_a_file
+from support.inside import assert_same, extension, networks_of_heads
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.extensions.weight_average import DECAY
@@ -70,17 +70,6 @@ def test_heads_are_averaged_with_the_student():
     newest = torch.cat([w.flatten() for n, w in weights if n.startswith("auxiliary/velocity.")])
     assert len(newest) == len(head)
     assert not torch.equal(newest, head)
-
-
-def test_a_checkpoint_without_an_average_begins_one():
-    without, algorithm = make(weight_average=False), make()
-    update(without, 0, 1)
-    update(algorithm, 5)
-    algorithm.load(through_a_file(without.save()), None, strict=True)
-    assert torch.equal(parameters_of(algorithm), parameters_of(without))
-    for each in (algorithm, without):
-        update(each, 2)
-    assert torch.equal(parameters_of(algorithm), parameters_of(without))
 
 
 def test_parameters_that_you_set_are_trained_on():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.helpers import OwnForward, make_obs, make_ppo, parameters_of, roll_out, train
+from support.helpers import OwnForward, make_obs, make_ppo, roll_out
 from support.inside import assert_same
 from support.ppo_reference import gradients_of_update
 from support.tolerances import SAME_FLOAT32
@@ -119,15 +119,3 @@ def test_without_final_observations_it_warns_once_and_names_the_option():
     assert len(caught) == 1
     end_by_time(algorithm, None)
     algorithm.update()
-
-
-def test_gradients_from_elsewhere_do_not_enter_the_update():
-    results = []
-    for left in (0.0, 100.0):
-        algorithm = make_ppo(TbpttPPO, 6, 4, shuffle_envs=False)
-        for model in (algorithm.actor, algorithm.critic):
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, left)
-        train(algorithm, 0)
-        results.append(parameters_of(algorithm))
-    assert torch.equal(*results)

@@ -17,60 +17,6 @@ pytestmark = [
 ]
 
 
-def student_parameters(algorithm):
-    named = algorithm.policy.named_parameters()
-    return [p for name, p in named if name.startswith(("memory_s.", "student."))]
-
-
-def gradients_of_update(algorithm):
-    """Run ``update()`` without its optimiser steps; return the student's gradient at each."""
-    gradients = []
-
-    def record(closure=None):
-        gradients.append([p.grad.clone() for p in student_parameters(algorithm)])
-
-    algorithm.optimizer.step = record
-    algorithm.update()
-    return gradients
-
-
-def stepwise_gradients(algorithm, gradient_length):
-    """Return the same gradients by the policy's own forward pass, step by step."""
-    policy, storage = algorithm.policy, algorithm.storage
-    num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
-    live = policy.get_hidden_states()
-    policy.reset(hidden_states=(hidden_state.clone(algorithm.experience.start_state), None))
-    gradients = []
-    for first in range(0, num_steps, gradient_length):
-        policy.detach_hidden_states()
-        losses = []
-        for t in range(first, min(first + gradient_length, num_steps)):
-            if t > 0:
-                done = storage.dones[t - 1].squeeze(-1).bool()
-                policy.memory_s.hidden_state = hidden_state.clear(
-                    policy.memory_s.hidden_state, done
-                )
-            actions = policy.act_inference(storage.observations[t])
-            losses.append((actions - storage.privileged_actions[t]).square().mean(-1).sum())
-        loss = torch.stack(losses).sum() / (gradient_length * num_envs)
-        gradients.append(list(torch.autograd.grad(loss, student_parameters(algorithm))))
-    policy.reset(hidden_states=live)
-    return gradients
-
-
-@pytest.mark.parametrize("student", ["lstm", "gru"])
-@pytest.mark.parametrize("gradient_length", [1, 3, 7])
-def test_gradients_equal_those_of_the_policys_own_forward_pass(student, gradient_length):
-    algorithm = make_distillation(
-        TbpttDistillation, 7, 4, student, gradient_length=gradient_length, max_grad_norm=None
-    )
-    roll_out(algorithm, 0)
-    algorithm.storage.clear()
-    roll_out(algorithm, 1)  # from a state that is not zero
-    expected = stepwise_gradients(algorithm, gradient_length)
-    torch.testing.assert_close(gradients_of_update(algorithm), expected, **EXACT_FLOAT64)
-
-
 def teachers_labels(algorithm, interrupted):
     """Return the labels of a second rollout, with or without an update before it."""
     roll_out(algorithm, 0)

@@ -110,26 +110,3 @@ def test_rnd_leaves_equal_parameters():
     assert metrics["rnd"] == pytest.approx(expected_metrics["rnd"], rel=1e-3)
     for value, want in zip(ours.rnd.parameters(), stock.rnd.parameters(), strict=True):
         torch.testing.assert_close(value, want, **PARITY_FLOAT32)
-
-
-@pytest.mark.usefixtures("in_order")
-def test_symmetry_leaves_equal_parameters():
-    def mirror(env, obs=None, actions=None):
-        doubled = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
-        return doubled, None if actions is None else torch.cat((actions, -actions))
-
-    def symmetry_cfg():
-        return {
-            "use_data_augmentation": True,
-            "use_mirror_loss": True,
-            "mirror_loss_coeff": 0.5,
-            "data_augmentation_func": mirror,
-            "_env": None,
-        }
-
-    shared = {"num_steps": 9, "num_envs": 8, "kind": "mlp", "num_learning_epochs": 2}
-    expected, _, expected_metrics = train(make_ppo, PPO, symmetry_cfg=symmetry_cfg(), **shared)
-    parameters, _, metrics = train(make_ppo, TbpttPPO, symmetry_cfg=symmetry_cfg(), **shared)
-    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-    metrics = {name: metrics[name] for name in expected_metrics}
-    assert metrics == pytest.approx(expected_metrics, rel=1e-3)

@@ -197,18 +197,6 @@ def test_products_of_a_step(library, num_envs):
     torch.testing.assert_close(product.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_onednn_multiplies_large_float32_matrices_on_processors_of_amd(monkeypatch):
-    monkeypatch.setattr(products, "has", lambda _: True)
-    for is_of_amd, large in ((True, "oneDNN"), (False, "MKL")):
-        monkeypatch.setattr(products, "_is_of_amd", lambda is_of_amd=is_of_amd: is_of_amd)
-        assert products.library_for(torch.float32, 2**20) == large
-        assert products.library_for(torch.float32, 2**20 - 1) == "MKL"
-        assert products.library_for(torch.float64, 2**30) == "torch"
-        assert products.library_for(torch.bfloat16, 2**30) == "torch"
-    monkeypatch.setattr(products, "has", lambda _: False)
-    assert products.library_for(torch.float32, 2**20) == "torch"
-
-
 BYTES_OF_GATES = T * N * 4 * H * 4
 """Bytes of a window's float32 gates: what every cell keeps at least."""
 
