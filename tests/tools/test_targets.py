@@ -253,7 +253,7 @@ def trained_program(folder, robot):
     [group], [action] = robot["observation_groups"].values(), robot["actions"]
     policy: Any = onnxruntime.InferenceSession(folder / "policy.onnx")
     rows, last = {each["name"]: [] for each in group["terms"]}, np.zeros(3)
-    names = {"builtin_sensor": "base_ang_vel", "generated_commands": "velocity_commands"}
+    names: Any = {"builtin_sensor": "base_ang_vel", "generated_commands": "velocity_commands"}
 
     def step(seen):
         nonlocal last
