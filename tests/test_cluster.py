@@ -134,12 +134,6 @@ def start(folder, script, **values):
     return subprocess.Popen(["bash", script], cwd=folder, env=variables, start_new_session=True)
 
 
-def test_a_container_ends_with_the_trainings_status_at_its_time_limit(folder):
-    (folder / "train.py").write_text(TRAIN)
-    process = start(folder, "entrypoint.sh", TIME_LIMIT="1s", WARNING="TERM")
-    assert process.wait(60) == 85
-
-
 @pytest.mark.long
 def test_the_training_script_continues_after_a_stop(folder):
     script = SCRIPTS["train.py"]

@@ -13,7 +13,7 @@ LIMITS = {
     "lines, rsl_tbptt": 11_400,
     "lines, rsl_tbptt/tools": 2_900,
     "lines, rsl_tbptt/algorithms": 4_300,
-    "lines, tests": 20_400,  # on the way to 17,500
+    "lines, tests": 17_500,
     "lines, scripts": 2_300,
     "words, manual": 15_500,
     "lines, longest function": 60,

@@ -85,12 +85,6 @@ def test_a_student_is_recurrent_and_imitates_its_teacher(page, student, teacher)
 
 
 @pytest.mark.long
-def test_a_mistyped_option_ends_the_command(page):
-    words = [*commands()["recurrent PPO"].words, "agent.algorithm.gradient_lenght=8"]
-    assert "did you mean 'gradient_length'" in page.run(words, succeeds=False).printed
-
-
-@pytest.mark.long
 def test_fine_tuning_starts_from_the_student(page):
     """The first updates train the critic alone."""
     student = read(page("the student"))["student_state_dict"]

@@ -93,17 +93,6 @@ def test_its_state_is_reset_where_an_episode_ends_and_its_buffer_is_copied():
     assert playback.told[0] == [False, False, False, True]
 
 
-def test_in_ppo_each_step_keeps_its_own_action():
-    runner = imitating("Playback")
-    seen = []
-    runner.alg.update, update = (
-        lambda: seen.append(runner.alg.imitation.params()[0].clone()) or update(),
-        runner.alg.update,
-    )
-    runner.learn(1)
-    assert len(seen[0][:, 0].unique()) == 4
-
-
 def test_a_skipped_update_does_not_touch_its_state():
     runner = distilling("Playback")
     runner.learn(1)

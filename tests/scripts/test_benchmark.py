@@ -15,7 +15,7 @@ from rsl_tbptt.models import CNNRNNModel
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import case as bench
 from scripts.benchmark import memory, suite
-from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, fill, spread
+from scripts.benchmark.case import LIBRARIES, Case, build, check_equal, spread
 from scripts.benchmark.stepped import SteppedCNNRNNModel
 from scripts.benchmark.suite import load_rows
 
@@ -158,39 +158,3 @@ def test_a_camera_model_is_compared_with_a_stepped_one(camera_period, rnn_type, 
     ours, theirs = (build(case, library).student for library in LIBRARIES)
     assert [type(ours), type(theirs)] == classes
     assert [*ours.state_dict()] == [*theirs.state_dict()]
-
-
-def test_a_camera_repeats_each_frame_for_its_period_and_bytes_stay_bytes():
-    case = replace(TINY, camera_period=3, frame_dtype="uint8")
-    algorithm = build(case, "rsl_tbptt")
-    fill(algorithm, case, seed=0)
-    frames = algorithm.storage.observations["camera"].flatten(2)
-    assert frames.dtype == torch.uint8
-    new = (frames[1:] != frames[:-1]).any(-1)
-    expected = [[(env + step) % 3 == 0 for env in range(8)] for step in range(1, 6)]
-    assert new.tolist() == expected
-    assert "uint8 frames, camera period 3" in str(case)
-
-
-@pytest.mark.parametrize(
-    ("agent", "kind"),
-    [("anymal-d-ppo", "recurrent_"), ("anymal-d-distillation", "distillation_recurrent_")],
-)
-@pytest.mark.filterwarnings("ignore:.*(deprecated|never backpropagated|more than num_steps)")
-def test_agents_are_those_of_isaac_lab(agent, kind):
-    """The file has each agent's task in a comment next to its name."""
-    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
-    from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-
-    text = suite.Path(suite.__file__).with_name("agents.yaml").read_text()
-    (task,) = re.findall(rf"name: {agent}  # (\S+)", text)
-    entries = (f"rsl_rl_{kind}cfg_entry_point", "env_cfg_entry_point")
-    cfg, env = (load_cfg_from_registry(task, entry) for entry in entries)
-    case = next(row.case for row in ROWS if row.name == agent)
-    assert (case.num_envs, case.num_steps) == (env.scene.num_envs, cfg.num_steps_per_env)
-    assert case.done_rate == pytest.approx(env.decimation * env.sim.dt / env.episode_length_s, 1e-4)
-    algorithm = build(replace(case, num_envs=32, num_steps=2), "rsl_rl")
-    for name, value in vars(cfg.algorithm).items():
-        if name not in ("class_name", "optimizer", "gradient_length") and hasattr(algorithm, name):
-            assert getattr(algorithm, name) == value, name
-    assert case.gradient_length == getattr(cfg.algorithm, "gradient_length", case.gradient_length)

@@ -42,13 +42,6 @@ def test_a_portion_that_takes_too_long_is_stopped_with_its_children_and_the_next
     assert not ended.exists()
 
 
-def test_a_portion_that_might_take_too_long_is_not_begun(tmp_path):
-    todo = [python("long", "print(1)", 5), python("short", "print(2)", 1)]
-    assert not run_all(todo, "cpu", tmp_path, minutes=2)
-    assert {path.name for path in tmp_path.glob("*.txt")} == {"short.txt"}
-    assert run_all(todo, "cpu", tmp_path)
-
-
 def test_four_minutes_are_planned_for_the_tests_and_what_people_train(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: "nvidia-smi")
     todo = [*portions("cuda:0", tmp_path, quick=False)]

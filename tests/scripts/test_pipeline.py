@@ -11,7 +11,6 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.commands.cli import command_parser
 from rsl_tbptt.tools.simulate.evaluate import summarise
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import (
@@ -144,20 +143,6 @@ def test_a_policy_that_was_trained_before_is_copied(tmp_path):
     words = stages["student"].command({"teacher": teacher})
     assert words[words.index("--agent.load-checkpoint") + 1] == Path(teacher).name
     assert (tmp_path / teacher).with_name("params").is_dir()
-
-
-def test_tools_get_the_task_that_a_policy_was_trained_on(changed):
-    camera, blind = DEMO.with_name("demo-camera.yaml"), "env.observations.camera.depth.scale=0.0"
-    experiment = changed(camera, policies__student__task_overrides=["env.a=1"])
-    stages, outputs = lay_out(experiment), {n: f"{n}/model_1.pt" for n in experiment.policies}
-    overrides = {name: ["env.a=1"] for name in ("evaluate-student", "memory", "export")}
-    overrides["evaluate-blind"] = ["env.a=1", blind]
-    for name, expected in overrides.items():
-        args = command_parser().parse_args(stages[name].command(outputs)[1:])
-        assert (args.overrides, args.device) == (expected, "cpu"), name
-        assert str(args.checkpoint) == outputs["student"]
-    assert stages["video"].needs == ("teacher", "memoryless")  # it shows one task
-    assert stages["memory"].output == "stages/memory.log"
 
 
 POLICIES = ("teacher", "student", "memoryless")

@@ -137,18 +137,6 @@ def test_a_stage_whose_time_is_up_goes_on_and_its_cost_is_that_of_all_attempts(f
     assert run(folder, *stages) == []
 
 
-def test_a_stage_does_not_go_on_after_a_change_or_a_newer_input(folder):
-    before = goes_on("a")
-    run_stages([before], folder, "cpu", 1, minutes=0.02)
-    assert run(folder, replace(before, command=make_stage("a").command)) == ["a"]
-
-    teacher, student = make_stage("teacher"), goes_on("student", "teacher")
-    run_stages([teacher, student], folder, "cpu", 1, minutes=0.02)
-    (folder / "teacher.out").unlink()
-    assert [*run_stages([teacher, student], folder, "cpu", 1, minutes=0.02)] == ["teacher"]
-    assert run(folder, teacher, student) == ["student-rest"]
-
-
 def test_stages_that_do_not_need_each_other_run_at_the_same_time(folder):
     stages = (
         make_stage("teacher"),
@@ -158,15 +146,6 @@ def test_stages_that_do_not_need_each_other_run_at_the_same_time(folder):
     )
     ran = run(folder, *stages, jobs=2)
     assert (ran[0], sorted(ran[1:3]), ran[3]) == ("teacher", ["memoryless", "student"], "last")
-
-
-def test_with_one_job_stages_run_in_turn_and_earlier_ones_first(folder):
-    code = "import os, time; os.mkdir('busy'); time.sleep(0.1); os.rmdir('busy')"  # fails if there
-    pairs = (("a",), ("after-a", "a"), ("b",), ("c", "b"))
-    stages = [make_stage(*names, code=code) for names in pairs]
-    assert run(folder, *stages) == ["a", "after-a", "b", "c"]
-    with pytest.raises(ValueError, match="--jobs is 0, expected at least 1"):
-        run(folder, jobs=0)
 
 
 def test_a_failure_ends_other_commands_even_if_they_ignore_signals(folder, monkeypatch):

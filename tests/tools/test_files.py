@@ -105,15 +105,6 @@ def test_only_an_earlier_folder_of_the_same_kind_is_replaced(tmp_path):
         output_path(folder, *arguments)
 
 
-def test_a_default_that_is_a_link_is_not_followed(tmp_path):
-    (tmp_path / "other.json").write_text('"mark"')
-    default = tmp_path / "result.json"
-    default.symlink_to(tmp_path / "other.json")
-    assert output_path(None, default, b'"mark"') == tmp_path / "result-2.json"
-    with pytest.raises(ValueError, match="which this command has not written"):
-        output_path(default, default, b'"mark"')
-
-
 @pytest.mark.parametrize("text", ["a: &a [*a]", "[" * 2000, "{[1]: 2}", "a: 2024-99-99"])
 def test_a_config_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)

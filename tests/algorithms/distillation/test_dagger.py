@@ -72,15 +72,6 @@ def test_the_actor_changes_neither_labels_nor_states_nor_the_update(teacher, stu
         assert torch.equal(parameters_of(mixed), parameters_of(plain))
 
 
-def test_by_default_actions_and_random_stream_are_rsl_rls():
-    ours, stock = make(), make(Distillation)
-    ours_executed, random_state = act_only(ours, 0), torch.get_rng_state()
-    stock_executed = act_only(stock, 0)
-    assert torch.equal(ours_executed, stock_executed)
-    assert torch.equal(random_state, torch.get_rng_state())
-    assert "teacher_action_share" not in ours.update()
-
-
 @pytest.mark.parametrize(("last_update", "counts"), [(None, [6] * 3), (3, [6, 4, 2, 0, 0])])
 def test_the_share_falls_linearly_over_the_updates(last_update, counts):
     algorithm = make(share=0.6, teacher_action_updates=last_update)

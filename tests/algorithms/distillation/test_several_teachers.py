@@ -78,13 +78,6 @@ def test_distribution_parameters_are_those_of_the_selected_teachers(config):
     torch.testing.assert_close(std, (0.2 + obs["skill"]).expand(N, 2), **SAME_FLOAT32)
 
 
-def test_kl_is_refused_where_a_teacher_has_no_gaussian(config):
-    cfg = {key: value for key, value in WALK["cfg"].items() if key != "distribution_cfg"}
-    teachers = {"trot": config["trot"], "walk": {**config["walk"], "cfg": cfg}}
-    with pytest.raises(NotImplementedError, match="needs a Gaussian, but the teacher"):
-        make(teachers, loss_type="kl")
-
-
 @pytest.mark.parametrize("bad", [7.0, 0.5, float("inf")])
 def test_a_sample_of_no_teacher_is_named_and_nothing_is_lost(config, bad):
     algorithm, executed = make(config, teacher_action_share=1.0), []
