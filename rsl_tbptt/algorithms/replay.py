@@ -384,8 +384,8 @@ def _state_aside(model: MLPModel) -> Iterator[None]:
 def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
     """Collect the values that a model updates its distribution with; it does not keep them.
 
-    Meanwhile it gives its mean where it would draw a sample: nobody uses one, and to draw from NaN
-    raises, so that an update with NaN would end the training rather than be skipped.
+    Meanwhile it draws no sample: nobody uses one, and to draw from NaN raises, so that an update
+    with NaN would end the training rather than be skipped.
     """
     seen: list[torch.Tensor] = []
     if distribution is None:
@@ -397,8 +397,10 @@ def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
         seen.append(mlp_output)
         update(mlp_output)
 
-    # These hide the class's methods.
-    vars(distribution).update(update=record, sample=lambda: distribution.mean)
+    def sample() -> torch.Tensor:
+        return distribution.deterministic_output(seen[-1])
+
+    vars(distribution).update(update=record, sample=sample)  # hides the class's methods
     try:
         yield seen
     finally:
