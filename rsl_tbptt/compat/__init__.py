@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version
+from importlib.util import find_spec
+
+from rsl_tbptt.installation import installed_version
 
 POLICY_ERA, MODELS_ERA = "policy", "models"
 
@@ -22,14 +25,21 @@ def rsl_rl_era() -> str:
     Raises:
         ImportError: If rsl_rl is missing or another release.
     """
-    release = tuple(int(number) for number in re.findall(r"\d+", version("rsl-rl-lib"))[:3])
+    installed, found = installed_version("rsl-rl-lib"), find_spec("rsl_rl")
+    if installed is None and found is not None:
+        raise ImportError(
+            f"rsl_rl at {found.origin} is no rsl-rl-lib, expected 3.1.2 or 5.0.1 to 5.5: forks of"
+            " another name are not supported. Use another environment, since rsl-rl-lib would be"
+            " installed into the same folder."
+        )
+    release = tuple(int(number) for number in re.findall(r"\d+", installed or "")[:3])
     if release == (3, 1, 2):
         return POLICY_ERA
     if (5, 0, 1) <= release < (5, 6):
         return MODELS_ERA
     raise ImportError(
-        f"rsl-rl-lib is {version('rsl-rl-lib')}, expected 3.1.2 or 5.0.1 to 5.5: install one of"
-        " these, for example with pip install 'rsl-rl-lib==5.5.1' (Isaac Lab 3.0 pins 5.5.1,"
+        f"rsl-rl-lib is {installed or 'not installed'}, expected 3.1.2 or 5.0.1 to 5.5: install one"
+        " of these, for example with pip install 'rsl-rl-lib==5.5.1' (Isaac Lab 3.0 pins 5.5.1,"
         " mjlab 1.6 5.4.2, Isaac Lab 2.3 3.1.2)."
     )
 

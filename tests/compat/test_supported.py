@@ -87,7 +87,7 @@ def test_the_adapter_of_rsl_rl_3_refuses_other_releases(tmp_path):
 
 @pytest.mark.parametrize("release", SUPPORTED + REFUSED)
 def test_package_requires_the_same_releases(monkeypatch, release):
-    monkeypatch.setattr(supported_rsl_rl, "version", lambda name: release)
+    monkeypatch.setattr(supported_rsl_rl, "installed_version", lambda name: release)
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     [asked] = [
         d
@@ -102,3 +102,9 @@ def test_package_requires_the_same_releases(monkeypatch, release):
     else:
         with pytest.raises(ImportError, match=f"rsl-rl-lib is {release}, expected 3.1.2 or 5.0.1"):
             rsl_rl_era()
+
+
+def test_a_fork_under_another_name_is_refused_by_its_place(monkeypatch):
+    monkeypatch.setattr(supported_rsl_rl, "installed_version", lambda name: None)
+    with pytest.raises(ImportError, match=r"rsl_rl at .*rsl_rl.__init__.py is no rsl-rl-lib, expe"):
+        rsl_rl_era()

@@ -50,7 +50,7 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         "python": lambda: f"{system.python_version()} at {sys.executable}"
     }
     absent: dict[str, str] = {}
-    if installed_version("rsl-rl-lib") is None:  # a robot, which only runs policies
+    if importlib.util.find_spec("rsl_rl") is None:  # a robot, which only runs policies
         checks["policies"] = check_deploy
         absent["training"] = f"not installed: {install('tools')}"
     else:
@@ -131,9 +131,9 @@ def check_packages() -> str:
     Raises:
         ValueError: If something is missing.
     """
+    rsl_rl_era()
     found = versions()
     _refuse_missing(found, "train")
-    rsl_rl_era()
     return _named(found)
 
 
