@@ -144,7 +144,7 @@ def with_controllers(cfg: Mapping[str, Any], env: Any) -> dict[str, Any]:
         cfg: Config of a teacher, or of several.
         env: The runner's environment.
     """
-    if "teachers" in cfg:
+    if isinstance(cfg.get("teachers"), Mapping):
         teachers = {
             name: {**each, "cfg": with_controllers(each["cfg"], env)} if "cfg" in each else each
             for name, each in cfg["teachers"].items()

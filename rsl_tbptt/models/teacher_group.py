@@ -76,6 +76,11 @@ class SelectedTeachers(Untrained):
                 f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
                 " has its own, in its 'cfg'."
             )
+        if not isinstance(teachers, Mapping):
+            raise ValueError(
+                f"teachers is a {type(teachers).__name__}, expected a mapping of names to teachers:"
+                " checkpoints keep teachers by name."
+            )
         groups = {n: each.get("obs_groups") or obs_groups[obs_set] for n, each in teachers.items()}
         models = {
             name: _build(name, teacher, groups[name], obs, output_dim)

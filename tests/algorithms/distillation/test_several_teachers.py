@@ -136,6 +136,7 @@ def raising(obs):
 
 
 REFUSED = [
+    ([WALK, TEACHERS["trot"]], "skill", "teachers is a list, expected a mapping of names to teac"),
     ({"walk": WALK["cfg"]}, "skill", r"built from teacher\.teachers\.walk .* expected 'cfg"),
     ({"walk": {**WALK, "file": "a.pt"}}, "skill", r"it has \['cfg', 'file', 'obs_groups'\]"),
     ({"walk": {**WALK, "obs_groups": "state"}}, "skill", "with obs_groups 'state'.* a list 'obs"),
