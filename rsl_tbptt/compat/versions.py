@@ -85,14 +85,22 @@ def clip_gradients(
     device = parameters_of_models[0][0].device
     if not CLIPS_TOGETHER:
         return [
-            nn.utils.clip_grad_norm_(parameters, max_norm).to(device)
+            _on_device(nn.utils.clip_grad_norm_(parameters, max_norm), device)
             for parameters in parameters_of_models
         ]
     gradients = [[p.grad for p in own if p.grad is not None] for own in parameters_of_models]
-    norms = [nn.utils.get_total_norm(own).to(device) for own in gradients]
+    norms = [_on_device(nn.utils.get_total_norm(own), device) for own in gradients]
     together = dict.fromkeys(p for own in parameters_of_models for p in own)
     nn.utils.clip_grad_norm_(together, max_norm)
     return norms
+
+
+def _on_device(norm: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a norm on a device. Without gradients torch's is 0 on the CPU.
+
+    A recording could not copy it from there.
+    """
+    return norm if norm.device == device else torch.zeros_like(norm, device=device)
 
 
 def world_size() -> int:
