@@ -116,15 +116,13 @@ class HeldOut(Extension):
         student.keep_end(ends, rollout, drawn, state, 1)
         behavior, error = self._ranks.sum_tensor(torch.stack(sums).sum(0))
         number = student.num_loss_steps * self._num_of_ranks
-        # No update is skipped for an environment that it does not train on.
-        largest = torch.finfo(behavior.dtype).max
-        measured = {BEHAVIOR: (behavior / number).nan_to_num(nan=largest)}
+        measured = {BEHAVIOR: behavior / number}  # NaN undoes the update, as everywhere
         if student.measures_labels:
             labels = rollout.labels[ACTIONS][: student.num_loss_steps, drawn.columns]
             labels = labels.flatten(0, 1).flatten(1).double()
             mean = self._ranks.sum_tensor(labels.sum(0)) / number
             variance = self._ranks.sum_tensor((labels - mean).square().sum())
-            share = explained(error.double(), variance).nan_to_num(nan=-1.0)
+            share = explained(error.double(), variance)
             measured["explained_variance"] = share.to(behavior.dtype)
         self._measured = measured
 
