@@ -193,7 +193,8 @@ class TbpttDistillation(DistillationRollouts):
 
     def _begin_update(self) -> None:
         """Put everything that the steps of an update read into its place."""
-        if (last := self.last_update) is not None:  # heads follow the rate, and the runner logs it
+        last = self._planned_updates = self.last_update
+        if last is not None:  # heads follow the rate, and the runner logs it
             share = max(LAST_SHARE, 1.0 - self.num_updates / last)
             set_rate(self.optimizer, self.options.learning_rate * share)
         self._average.put_newest()  # a checkpoint in the midst of the rollout took the average

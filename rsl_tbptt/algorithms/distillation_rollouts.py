@@ -42,6 +42,12 @@ class DistillationRollouts(Algorithm, Distillation):
     max_iterations: int | None = None
     """Updates of a training, if the runner's config tells."""
 
+    _planned_updates: int | None = None
+    """The last update of the schedule that the newest update followed."""
+
+    _resumed_end: int | None = None
+    """The same of a training that was broken off, from its checkpoint; the schedule goes on."""
+
     _raw_student: MLPModel
     _raw_teacher: MLPModel
 
@@ -107,7 +113,7 @@ class DistillationRollouts(Algorithm, Distillation):
         updates, length = self.options.learning_rate_updates, self.max_iterations
         if updates != "auto":
             return updates
-        return length and length * (1 + self.num_updates // length)
+        return self._resumed_end or (length and length * (1 + self.num_updates // length))
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -206,6 +212,7 @@ class DistillationRollouts(Algorithm, Distillation):
         """
         self._average.put_average()  # in the midst of a rollout, too
         own = {"num_updates": self.num_updates, **self._described(self.stateful_models())}
+        own["planned_updates"] = self._planned_updates
         past = self.experience.past() if self.options.save_buffer else None
         if past is not None:
             own["buffer"] = past
@@ -253,6 +260,8 @@ class DistillationRollouts(Algorithm, Distillation):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
+            planned = own.get("planned_updates") or 0
+            self._resumed_end = planned if self.num_updates < planned else None
             self.experience.restore(buffer)
         self._load_extensions(own, wants)
         resumes = bool(wants.get("student"))

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY
-from scripts.pipeline.sweep import load_sweep, one_task_each, smallest, sweep_stages
+from scripts.pipeline.sweep import load_sweep, sweep_stages
 
 CURVES = REPOSITORY / "configs" / "learning_curves.yaml"
 
@@ -67,19 +67,3 @@ def test_every_policy_has_every_seed_and_extra_evaluations(tmp_path):
     words = late.command({"scratch-4": "logs/x/model_149.pt"})
     assert "--checkpoint=logs/x/model_19.pt" in words
     assert "--output=evaluation/scratch-4-after-20.json" in words
-
-
-def test_tasks_have_the_same_policies_and_their_own_length_and_a_quick_sweep_tries_them(tmp_path):
-    tasks = {"short": {"task": "A"}, "long": {"task": "B", "times": 3}}
-    changes = {"num_envs": 5, "episodes": 7, "evaluate_after": {"scratch": [1]}}
-    sweep, experiment = load_sweep(write_sweep(tmp_path, tasks=tasks, **changes))
-    assert (experiment.num_envs, experiment.evaluation.episodes) == (5, 7)
-    one = one_task_each(sweep, experiment)
-    assert {name: each.task for name, each in one.items()} == {"short": "A", "long": "B"}
-    lengths = [one[name].policies["finetuned"].iterations for name in tasks]
-    assert lengths == [40, 120]
-    sweep, experiment = smallest(sweep, experiment)
-    assert (len(sweep.seeds), sweep.evaluate_after) == (1, {})
-    assert {policy.iterations for policy in experiment.policies.values()} == {2}
-    (*_, evaluates) = sweep_stages(sweep, experiment, "cpu")
-    assert "--max-steps=3" in evaluates.command({evaluates.needs[0]: "x/model_1.pt"})

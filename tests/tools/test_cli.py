@@ -366,32 +366,6 @@ def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, m
     assert seen[0][-2:] == ["--viz", "newton"]
 
 
-def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
-    folder, monkeypatch, capsys
-):
-    seen = {}
-
-    def record(policies, output, **options):
-        output.write_bytes(b"film")
-        seen.update(options, checkpoints=[policy.checkpoint.name for policy in policies])
-
-    monkeypatch.setattr(play, "record", record)
-    shutil.copy("model_0.pt", "model_1.pt")
-    words = ["--checkpoint", "model_0.pt", "--checkpoint", "model_1.pt", "--num-envs", "3"]
-    words += ["--seed", "7", "--task", "T", "env.a=1"]
-    assert main(["play", *words, "--video", "v.gif"]) == 0
-    assert seen == {
-        "checkpoints": ["model_0.pt", "model_1.pt"],
-        "task": "T",
-        "overrides": ["env.a=1"],
-        "seconds": 10.0,
-        "seed": 7,
-        "num_envs": 3,
-        "device": "cpu",
-    }
-    assert "wrote v.gif" in capsys.readouterr().out
-
-
 def test_the_commands_of_the_pages_are_known(request):
     root = request.config.rootpath
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]

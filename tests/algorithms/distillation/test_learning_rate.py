@@ -5,7 +5,7 @@ import torch
 from rsl_rl.runners import DistillationRunner
 from support.fine_tuning import distillation_cfg
 from support.helpers import make_distillation, train
-from support.inside import networks_of_heads
+from support.inside import networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -46,6 +46,22 @@ def test_by_default_the_rate_falls_over_the_runners_iterations(num_updates, shar
     runner.alg.num_updates = num_updates
     runner.learn(1)
     assert runner.alg.learning_rate == pytest.approx(share * RATE)
+
+
+@pytest.mark.parametrize("max_iterations", [20, 8])
+def test_a_training_that_was_broken_off_approaches_the_same_end(max_iterations):
+    whole, resumed = make(learning_rate=RATE), make(learning_rate=RATE)
+    whole.max_iterations, resumed.max_iterations = 20, max_iterations
+    for seed in range(20):
+        if seed == 12:
+            resumed.load(through_a_file(whole.save()), None, strict=True)
+        for algorithm in (whole, resumed)[: 1 + (seed >= 12)]:
+            train(algorithm, seed)
+        assert resumed.learning_rate == whole.learning_rate or seed < 12
+    assert whole.learning_rate == pytest.approx(0.05 * RATE)
+    resumed.load(through_a_file(whole.save()), None, strict=True)
+    train(resumed, 20)  # a training that was finished goes on as a new one
+    assert resumed.learning_rate > 0.1 * RATE
 
 
 def test_without_the_option_the_rate_does_not_change():
