@@ -65,6 +65,8 @@ def test_steps_are_fused_also_after_loading(optimizer):
         assert [group.get("fused") for group in groups] == [
             None if optimizer == "rmsprop" else True
         ]
+        (saved,) = algorithm.save()["optimizer_state_dict"]["param_groups"]
+        assert saved.get("fused") is None  # as rsl_rl writes it
 
 
 @pytest.mark.gpu
