@@ -23,7 +23,7 @@ def rsl_rl_era() -> str:
         ``"policy"`` for 3.1.2, ``"models"`` for 5.0.1 to 5.5.
 
     Raises:
-        ImportError: If rsl_rl is missing or another release.
+        ImportError: If rsl_rl is missing, another release, or a fork under another name.
     """
     installed, found = installed_version("rsl-rl-lib"), find_spec("rsl_rl")
     if installed is None and found is not None:
