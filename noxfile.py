@@ -70,12 +70,7 @@ ROWS = (
     Row(
         name="thorough",
         rsl_rl="5.5.1",
-        tests=(
-            "tests/core",
-            "tests/algorithms",
-            "--poisoned",
-            "--hypothesis-profile=thorough",
-        ),
+        tests=("tests/core", "tests/algorithms", "--poisoned", "--hypothesis-profile=thorough"),
     ),
     # The newest torch, newer than Isaac Lab's; the Makefile installs it.
     Row(

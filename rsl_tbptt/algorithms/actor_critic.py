@@ -76,11 +76,7 @@ class ActorCritic:
     """The replays of actor and critic, on single steps if neither has memory."""
 
     def __init__(
-        self,
-        algorithm: Any,
-        actor: MLPModel,
-        critic: MLPModel,
-        heads: AuxiliaryHeads,
+        self, algorithm: Any, actor: MLPModel, critic: MLPModel, heads: AuxiliaryHeads
     ) -> None:
         """Choose how the models are replayed.
 
@@ -103,10 +99,7 @@ class ActorCritic:
             window_length=batches.window_length,
         )
         self.actor = replay(
-            actor,
-            distribution_head,
-            heads=heads.outputs,
-            first_replay=self.first_replay,
+            actor, distribution_head, heads=heads.outputs, first_replay=self.first_replay
         )
         self.critic = replay(critic, action_head)
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
@@ -117,9 +110,7 @@ class ActorCritic:
         """Whether the actor's replay trains auxiliary heads, too."""
 
     def rollouts(
-        self,
-        storage: RolloutStorage,
-        states: Sequence[tuple[HiddenState, HiddenState]],
+        self, storage: RolloutStorage, states: Sequence[tuple[HiddenState, HiddenState]]
     ) -> tuple[list[Rollout], Sequence[HiddenState]]:
         """View a full storage, with advantages and returns, as rollouts.
 

@@ -87,10 +87,7 @@ BEHAVIOR_LOSSES = {
 
 
 def resolve_behavior_loss(
-    loss_type: str | Callable[..., Any],
-    student: MLPModel,
-    teacher: MLPModel,
-    num_actions: int,
+    loss_type: str | Callable[..., Any], student: MLPModel, teacher: MLPModel, num_actions: int
 ) -> BehaviorLoss:
     """Return the loss for ``loss_type``.
 

@@ -12,11 +12,7 @@ from rsl_tbptt.algorithms.algorithm import Algorithm, checked_config
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, resolve_behavior_loss
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.held_out import HeldOut
-from rsl_tbptt.algorithms.extensions.teachers import (
-    Dagger,
-    LazyTeacher,
-    TeacherLabels,
-)
+from rsl_tbptt.algorithms.extensions.teachers import Dagger, LazyTeacher, TeacherLabels
 from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
 from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches

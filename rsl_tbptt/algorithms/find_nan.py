@@ -64,10 +64,7 @@ class Inputs:
 
 
 def find_source(
-    observations: TensorDict,
-    inputs: Inputs,
-    add_gradients: Callable[[], object],
-    ranks: Ranks,
+    observations: TensorDict, inputs: Inputs, add_gradients: Callable[[], object], ranks: Ranks
 ) -> Source:
     """Find the source of an update's NaN or inf: first in its inputs, then in gradients.
 

@@ -30,10 +30,7 @@ class TruncationBootstrap:
         self._marks: list[Any] = []
 
     def __call__(
-        self,
-        critic: MLPModel,
-        values: torch.Tensor,
-        extras: Mapping[str, Any],
+        self, critic: MLPModel, values: torch.Tensor, extras: Mapping[str, Any]
     ) -> torch.Tensor | float:
         """Return the bootstrap value where time ran out, 0 elsewhere, shape (N,).
 

@@ -120,10 +120,7 @@ def penalized_surrogate(
 
 
 def value_error(
-    values: torch.Tensor,
-    returns: torch.Tensor,
-    old_values: torch.Tensor,
-    clip: float | None,
+    values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor, clip: float | None
 ) -> torch.Tensor:
     """Return the value's squared error, at least that of the value clipped around the old one.
 

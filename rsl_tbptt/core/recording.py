@@ -67,10 +67,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        device: torch.device | str,
-        capture: Capture | None = None,
-        refused: str | None = None,
+        self, device: torch.device | str, capture: Capture | None = None, refused: str | None = None
     ) -> None:
         """Start without recordings.
 

@@ -18,10 +18,7 @@ from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 try:
     from isaaclab.utils import configclass
-    from isaaclab_rl.rsl_rl import (
-        RslRlDistillationAlgorithmCfg,
-        RslRlPpoAlgorithmCfg,
-    )
+    from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
 except ImportError as error:
     from rsl_tbptt.installation import install
 

@@ -31,12 +31,7 @@ from rsl_tbptt.compat import POLICY_ERA, require_era
 require_era(POLICY_ERA, "rsl_tbptt.integrations.rsl_rl_v3")
 
 # Imported only after the check, as these need rsl_rl 3.
-from rsl_rl.runners import (  # noqa: E402
-    DistillationRunner,
-    OnPolicyRunner,
-    distillation_runner,
-    on_policy_runner,
-)
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner, distillation_runner, on_policy_runner  # noqa: E402
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
 from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
@@ -44,12 +39,7 @@ from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
 from rsl_tbptt.checkpoints.reading import read_checkpoint  # noqa: E402
 from rsl_tbptt.compat.checkpoints import Role, network_state  # noqa: E402
-from rsl_tbptt.compat.rsl_rl3 import (  # noqa: E402
-    ModelStorage,
-    fit_teacher,
-    keep_with_optimizer,
-    model_of,
-)
+from rsl_tbptt.compat.rsl_rl3 import ModelStorage, fit_teacher, keep_with_optimizer, model_of  # noqa: E402
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 

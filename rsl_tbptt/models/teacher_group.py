@@ -323,11 +323,7 @@ def models_by_role(teacher: Any) -> dict[str, Any]:
 
 
 def _build(
-    name: str,
-    teacher: Mapping[str, Any],
-    groups: Sequence[str],
-    obs: TensorDict,
-    num_actions: int,
+    name: str, teacher: Mapping[str, Any], groups: Sequence[str], obs: TensorDict, num_actions: int
 ) -> MLPModel:
     """Build a teacher from its entry of the config.
 

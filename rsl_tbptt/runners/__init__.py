@@ -73,11 +73,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
     """Number of finished iterations, including those before a resume."""
 
     def __init__(
-        self,
-        env: Any,
-        train_cfg: dict,
-        log_dir: str | None = None,
-        device: str = "cpu",
+        self, env: Any, train_cfg: dict, log_dir: str | None = None, device: str = "cpu"
     ) -> None:
         """Check everything that needs no runner, then build it. Arguments: see rsl_rl's runners.
 

@@ -5,13 +5,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from scripts.pipeline.experiments import (
-    Experiment,
-    Policy,
-    Section,
-    load_experiment,
-    read_section,
-)
+from scripts.pipeline.experiments import Experiment, Policy, Section, load_experiment, read_section
 from scripts.pipeline.run import Stage
 from scripts.pipeline.stages import evaluation_stage, policy_stages
 

@@ -142,10 +142,7 @@ class ObservationsCfg:
             func=mdp.body_mass,
             params={"asset_cfg": SceneEntityCfg("robot", body_names=["cart", "pole"])},
         )
-        damping = ObsTermCfg(
-            func=mdp.joint_damping,
-            params={"asset_cfg": SceneEntityCfg("robot")},
-        )
+        damping = ObsTermCfg(func=mdp.joint_damping, params={"asset_cfg": SceneEntityCfg("robot")})
 
         def __post_init__(self) -> None:
             self.enable_corruption = False
@@ -191,20 +188,12 @@ class EventsCfg:
     cart_start = EventTermCfg(
         func=base_mdp.reset_joints_by_offset,
         mode="reset",
-        params={
-            "asset_cfg": CART,
-            "position_range": (-0.5, 0.5),
-            "velocity_range": (-0.3, 0.3),
-        },
+        params={"asset_cfg": CART, "position_range": (-0.5, 0.5), "velocity_range": (-0.3, 0.3)},
     )
     pole_start = EventTermCfg(
         func=base_mdp.reset_joints_by_offset,
         mode="reset",
-        params={
-            "asset_cfg": POLE,
-            "position_range": (-0.1, 0.1),
-            "velocity_range": (-0.3, 0.3),
-        },
+        params={"asset_cfg": POLE, "position_range": (-0.1, 0.1), "velocity_range": (-0.3, 0.3)},
     )
 
 

@@ -8,10 +8,7 @@ from mjlab.envs import ManagerBasedRlEnvCfg
 from mjlab.rl import RslRlBaseRunnerCfg
 from mjlab.tasks.registry import register_mjlab_task
 
-from rsl_tbptt.integrations.mjlab import (
-    TbpttMjlabDistillationRunner,
-    TbpttMjlabRecurrentRunner,
-)
+from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjlabRecurrentRunner
 from rsl_tbptt_tasks.mjlab import cartpole_agents, cartpole_camera_agents, velocity_agents
 from rsl_tbptt_tasks.mjlab.cartpole import occluded_cartpole_env_cfg
 from rsl_tbptt_tasks.mjlab.cartpole_camera import camera_cartpole_env_cfg

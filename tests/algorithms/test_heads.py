@@ -16,13 +16,7 @@ from support.auxiliary_reference import (
     vector,
 )
 from support.cases import HEADS
-from support.helpers import (
-    make_distillation,
-    make_ppo,
-    parameters_of,
-    roll_out,
-    train,
-)
+from support.helpers import make_distillation, make_ppo, parameters_of, roll_out, train
 from support.inside import assert_same, networks_of_heads, through_a_file
 from support.tolerances import EXACT_FLOAT64
 

@@ -7,14 +7,7 @@ import pytest
 import torch
 from rsl_rl.models import MLPModel
 from support.discrete import DISCRETE
-from support.helpers import (
-    make_distillation,
-    make_model,
-    make_ppo,
-    parameters_of,
-    roll_out,
-    train,
-)
+from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out, train
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 

@@ -10,11 +10,7 @@ import pytest
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from support.helpers import (
-    make_distillation,
-    make_ppo,
-    roll_out,
-)
+from support.helpers import make_distillation, make_ppo, roll_out
 from support.safe_runs import make_runner, model_cfg
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO

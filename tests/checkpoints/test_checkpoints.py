@@ -109,11 +109,7 @@ def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(
             r"has a policy with \[\], expected rsl_rl 1 to 3's",
         ),
         (reinforcing, lambda: {"student_state_dict": {}}, r"lacks '.*' of the actor"),
-        (
-            reinforcing,
-            lambda: reinforcing(critic="mlp").save(),
-            "of the critic: |for the critic",
-        ),
+        (reinforcing, lambda: reinforcing(critic="mlp").save(), "of the critic: |for the critic"),
         (reinforcing, lambda: reinforcing(actor="gru").save(), r"'rnn\..*for the actor"),
     ],
 )

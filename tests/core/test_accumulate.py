@@ -7,12 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tbptt_reference import (
-    Policy,
-    full_bptt_by_episode,
-    make_rollout,
-    stepwise_gradients,
-)
+from support.tbptt_reference import Policy, full_bptt_by_episode, make_rollout, stepwise_gradients
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state, losses

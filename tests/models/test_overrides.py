@@ -101,10 +101,7 @@ OF_OURS = {
     "reset": (Begin,),
     "get_hidden_state": (State,),
 }
-OF_SEEING = {
-    "encoders": (Encoders,),
-    "_encode_frames": (doubling("_encode_frames"),),
-}
+OF_SEEING = {"encoders": (Encoders,), "_encode_frames": (doubling("_encode_frames"),)}
 MODELS = {
     **{f"RecurrentModel {name}": (*own, RecurrentModel) for name, own in OF_OURS.items()},
     **{f"CNNRNNModel {name}": (*own, CNNRNNModel) for name, own in (OF_OURS | OF_SEEING).items()},
@@ -134,11 +131,7 @@ class Declared(RNNModel):
 
 MODELS_OF_RSL_RL = {
     "declared parts": (Declared,),
-    "declared parts encode and get_latent": (
-        doubling("encode"),
-        doubling("get_latent"),
-        Declared,
-    ),
+    "declared parts encode and get_latent": (doubling("encode"), doubling("get_latent"), Declared),
     "MLPModel get_latent": (doubling("get_latent"), MLPModel),
     "MLPModel forward": (Forward, MLPModel),
     "RNNModel get_latent": (doubling("get_latent"), RNNModel),

@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.models import RNNModel
-from support.helpers import (
-    ACTION_DIM,
-    CNN,
-    IMAGES,
-    make_model,
-    make_obs,
-)
+from support.helpers import ACTION_DIM, CNN, IMAGES, make_model, make_obs
 from support.peak_memory import PeakMemory
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict

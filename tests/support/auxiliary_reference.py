@@ -83,10 +83,7 @@ def reference_of_distillation(
 
 
 def reference_of_ppo(
-    algorithm: Any,
-    past: Past,
-    gradient_length: int = 3,
-    weights: torch.Tensor | None = None,
+    algorithm: Any, past: Past, gradient_length: int = 3, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the gradient of the (weighted) mean of PPO's and the heads' losses."""
     models = [algorithm.actor, algorithm.critic]

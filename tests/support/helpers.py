@@ -17,12 +17,7 @@ from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from support.one_pass import ONE_PASS
 
 OBS_DIM, STATE_DIM, ACTION_DIM = 5, 7, 2
-OBS_GROUPS = {
-    "student": ["policy"],
-    "teacher": ["state"],
-    "actor": ["policy"],
-    "critic": ["state"],
-}
+OBS_GROUPS = {"student": ["policy"], "teacher": ["state"], "actor": ["policy"], "critic": ["state"]}
 IMAGES = {"camera": (2, 6, 5), "depth": (1, 4, 4)}
 """Channels, height and width of the groups that a CNN sees."""
 MODELS = ["mlp", "lstm", "gru", "cnn"]
@@ -130,10 +125,7 @@ def make_distillation(
 
 
 def roll_out(
-    algorithm: Any,
-    seed: int,
-    done_rate: float = 0.2,
-    on_step: Callable[..., object] | None = None,
+    algorithm: Any, seed: int, done_rate: float = 0.2, on_step: Callable[..., object] | None = None
 ) -> None:
     """Fill the storage as the runner does: act, step, process, in inference mode.
 

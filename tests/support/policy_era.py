@@ -50,10 +50,7 @@ def make_student_teacher(kind: str = "lstm", seed: int = 1, **kwargs: Any) -> An
 
 
 def make_actor_critic(
-    kind: str = "lstm",
-    seed: int = 1,
-    obs_groups: dict[str, list[str]] = OBS_GROUPS,
-    **kwargs: Any,
+    kind: str = "lstm", seed: int = 1, obs_groups: dict[str, list[str]] = OBS_GROUPS, **kwargs: Any
 ) -> Any:
     """Build a policy whose actor and critic are "mlp", "lstm" or "gru"."""
     torch.manual_seed(seed)

@@ -105,7 +105,7 @@ class FineTuning(Extension):
                 "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
                 f" noise: {noise} (student_action_std). Updates of the critic alone:"
                 f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
-                f" teacher: {options.teacher_coef or 'none'} (teacher_coef).",
+                f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
             )
 
     def start_training(self) -> None:

@@ -20,12 +20,7 @@ from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import labels_of
-from rsl_tbptt.models.controller import (
-    as_teacher,
-    has_parameters,
-    is_model,
-    with_controllers,
-)
+from rsl_tbptt.models.controller import as_teacher, has_parameters, is_model, with_controllers
 from rsl_tbptt.models.teacher_group import (
     SelectedTeachers,
     check_teacher,
@@ -250,10 +245,7 @@ class Imitation(Extension):
         """Return the values that the schedule needs to continue; empty without a teacher."""
         if self.model is None or (has_parameters(self.model) and not self.is_loaded):
             return {}
-        return {
-            "num_updates": self._num_updates,
-            "teacher_state_dict": self.model.state_dict(),
-        }
+        return {"num_updates": self._num_updates, "teacher_state_dict": self.model.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
         """Restore the schedule, and the teacher if the checkpoint has one.

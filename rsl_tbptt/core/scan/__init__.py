@@ -170,12 +170,7 @@ def check_engine(name: str, device: torch.device | None = None) -> None:
         raise ValueError(f"scan_engine is '{name}', expected one of {['auto', *here]}{where}.")
 
 
-_TOLERANCES = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.float16: 2e-2,
-    torch.bfloat16: 1e-1,
-}
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Absolute and relative tolerance, by the dtype of products' operands: several times their rounding
 in the check's case, whose results are of size 1. An error of 1 % is noticed in float32; with
 shorter operands only a gross error is."""
@@ -222,12 +217,7 @@ def fastest_engine(mode: str, device: torch.device, dtype: torch.dtype) -> str:
 
 @torch.inference_mode(False)  # switches gradients on as well
 def check_against_reference(
-    engine: Engine,
-    mode: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    tolerance: float,
-    seed: int,
+    engine: Engine, mode: str, device: torch.device, dtype: torch.dtype, tolerance: float, seed: int
 ) -> None:
     """Compare results and all gradients of a small random case with the reference.
 

@@ -31,9 +31,7 @@ Task = Annotated[
     str | None, "registered id of the task (default: the training's, which mjlab does not note)"
 ]
 EvaluatedBundle = Annotated[
-    Path | None,
-    "evaluate this bundle of `rsl-tbptt export` instead",
-    {"metavar": "BUNDLE"},
+    Path | None, "evaluate this bundle of `rsl-tbptt export` instead", {"metavar": "BUNDLE"}
 ]
 EvaluationFile = Annotated[
     Path | None,

@@ -4,12 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.helpers import (
-    MEMORIES,
-    make_distillation,
-    roll_out,
-    train,
-)
+from support.helpers import MEMORIES, make_distillation, roll_out, train
 from support.tolerances import SAME_FLOAT32
 from torch.distributions import Normal, kl_divergence
 

@@ -76,8 +76,7 @@ def test_samples_that_are_not_finite_are_never_stored(poisoned):
 
 
 @pytest.mark.parametrize(
-    ("save_buffer", "buffer_rollouts", "num_kept"),
-    [(True, 4, 2 * N), (False, 4, 0), (True, 1, N)],
+    ("save_buffer", "buffer_rollouts", "num_kept"), [(True, 4, 2 * N), (False, 4, 0), (True, 1, N)]
 )
 def test_a_resumed_run_has_the_saved_buffer_or_an_empty_one(save_buffer, buffer_rollouts, num_kept):
     algorithm = make(save_buffer=True)

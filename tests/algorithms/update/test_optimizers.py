@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import (
-    make_distillation,
-    make_ppo,
-    parameters_of,
-    roll_out,
-)
+from support.helpers import make_distillation, make_ppo, parameters_of, roll_out
 from support.inside import through_a_file
 from support.tolerances import PARITY_FLOAT32
 

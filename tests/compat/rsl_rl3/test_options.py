@@ -7,13 +7,7 @@ import torch
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.modules import ActorCriticRecurrent, StudentTeacherRecurrent
 from rsl_rl.runners import distillation_runner, on_policy_runner
-from support.policy_era import (
-    OBS_GROUPS,
-    make_actor_critic,
-    make_distillation,
-    make_obs,
-    make_ppo,
-)
+from support.policy_era import OBS_GROUPS, make_actor_critic, make_distillation, make_obs, make_ppo
 from support.tolerances import SAME_FLOAT32
 
 from rsl_tbptt.compat.rsl_rl3 import model_of

@@ -17,12 +17,7 @@ from support.scan_cases import (
     run_in_memory,
     values_and_gradients,
 )
-from support.tolerances import (
-    BFLOAT16,
-    EXACT_FLOAT64,
-    TORCH_ON_A_GPU_FLOAT32,
-    WINDOW_FLOAT32,
-)
+from support.tolerances import BFLOAT16, EXACT_FLOAT64, TORCH_ON_A_GPU_FLOAT32, WINDOW_FLOAT32
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors
