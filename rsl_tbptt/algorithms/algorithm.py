@@ -15,7 +15,7 @@ from torch import nn
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.curricula import Curricula
 from rsl_tbptt.algorithms.health import finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
+from rsl_tbptt.algorithms.optimizers import common_rate, is_fused, set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import parse_fields, positive
 from rsl_tbptt.algorithms.options import CHANGEABLE, Options, check_runner_keys
 from rsl_tbptt.algorithms.replay import Replay, observed_groups
@@ -167,21 +167,28 @@ class Algorithm:
         )
 
     def _begin_steps(self, *live: Any) -> None:
-        """Set the learning rate of the first step; forget recordings if anything has moved.
+        """Set the learning rate of the first step; forget recordings if anything has changed.
 
         Args:
             *live: Trees of other tensors that steps read.
+
+        Raises:
+            ValueError: If groups of parameters have different learning rates.
         """
-        self.rate.fill_(self.learning_rate)
+        self.rate.fill_(common_rate(self.optimizer))
         modules = self.transaction.modules
         values = [getattr(self.options, name, None) for name in CHANGEABLE]
-        own = [group["lr"] for each in self._optimizers()[1:] for group in each.param_groups]
+        groups = [
+            {**group, "lr": None if each is self.optimizer else group["lr"]}  # that one is a tensor
+            for each in self._optimizers()
+            for group in each.param_groups
+        ]
         self.recorder.follow(
             [
                 *(each for module in modules for each in (*module.parameters(), *module.buffers())),
                 *(dict(state) for each in self._optimizers() for state in each.state.values()),
                 *(part.training for module in modules for part in module.modules()),
-                *(self._places, values, own, self.rate, *live),
+                *(self._places, values, groups, self.rate, *live),
             ]
         )
 
@@ -265,19 +272,6 @@ class Algorithm:
         for extension in self.extensions:
             extension.broadcast()
 
-    def train_mode(self) -> None:
-        """Set the models to training and drop a rollout that an error or Ctrl+C interrupted.
-
-        A model that has acted in another number of environments since starts with an empty memory.
-        """
-        rsl_rl: Any = super()
-        rsl_rl.train_mode()
-        self.transaction.drop_rollout()
-        for model in self.transaction.stateful_models():
-            state = as_tensors(model.get_hidden_state())
-            if state and state[0].shape[1] != self.storage.num_envs:
-                model.reset()
-
     def _read_by(self, models: Iterable[Any]) -> set[str]:
         """Return the observation groups that models and extensions read."""
         stored = self.storage.observations
@@ -304,8 +298,19 @@ class Algorithm:
             self._started = True
 
     def _begin_step(self, obs: TensorDict) -> TensorDict:
-        """Return checked observations that nobody changes."""
-        if self.storage.step == 0:  # not earlier: a teacher may be set at any time
+        """Return checked observations that nobody changes.
+
+        A model that has acted in another number of environments starts with an empty memory, and a
+        rollout that no update has taken, after an error or Ctrl+C, is dropped.
+        """
+        stored = self.storage
+        for model in self.transaction.stateful_models():
+            state = as_tensors(model.get_hidden_state())
+            if state and state[0].shape[1] != stored.num_envs:
+                model.reset()
+        if stored.step == stored.num_transitions_per_env:
+            self.transaction.drop_rollout()
+        if stored.step == 0:  # not earlier: a teacher may be set at any time
             self.step_checks.read_groups = self._read_groups()
             for extension in self.extensions:
                 extension.begin_rollout()

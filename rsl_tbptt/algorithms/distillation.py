@@ -206,8 +206,7 @@ class TbpttDistillation(DistillationRollouts):
             self._rollout = self._placed("newest", self._rollout)
             self._start_states = self._placed_state("start", self._start_states)
         rollout, state = self._rollout, hidden_state.as_tensors(self._start_states)
-        moving = rollout.labels, rollout.episode_starts, state
-        self._begin_steps(moving)
+        self._begin_steps(rollout.obs, rollout.labels, rollout.episode_starts, state)
 
     def _metrics(
         self, steps: torch.Tensor, health: dict[str, torch.Tensor]

@@ -15,7 +15,7 @@ from rsl_tbptt.algorithms.extensions.held_out import HeldOut
 from rsl_tbptt.algorithms.extensions.teachers import Dagger, LazyTeacher, TeacherLabels
 from rsl_tbptt.algorithms.extensions.weight_average import WeightAverage
 from rsl_tbptt.algorithms.find_nan import Inputs
-from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches
+from rsl_tbptt.algorithms.optimizers import check_optimizer, set_rate, step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.replay_buffer import Experience
@@ -124,9 +124,10 @@ class DistillationRollouts(Algorithm, Distillation):
                 a runner's student has no distribution.
         """
         self._start_training(self._check_training)
+        obs = self._begin_step(obs)
+        self._average.put_newest()
         if self.storage.step == 0:
             self.experience.begin_rollout()
-        obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
@@ -190,11 +191,6 @@ class DistillationRollouts(Algorithm, Distillation):
         }
         return Inputs(seen, recorded)
 
-    def train_mode(self) -> None:
-        """Set the models to training, after a rollout that broke off, too."""
-        super().train_mode()
-        self._average.put_average()
-
     def eval_mode(self) -> None:
         """Set the models to evaluation; the student is the one that is saved."""
         super().eval_mode()
@@ -252,6 +248,8 @@ class DistillationRollouts(Algorithm, Distillation):
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
         load_iteration = super().load(loaded_dict, wants, strict)
+        if wants.get("optimizer"):
+            set_rate(self.optimizer, self.options.learning_rate)  # a schedule sets it in updates
         if wants.get("teacher"):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):

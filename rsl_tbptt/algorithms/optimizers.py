@@ -70,8 +70,28 @@ def _form(groups: list[dict[str, Any]]) -> str:
     return " and ".join(f"{n} parameters with {k}" for n, k in zip(sizes, kinds, strict=True))
 
 
+def common_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Return the learning rate of all parameters.
+
+    Raises:
+        ValueError: If groups of parameters have different ones.
+    """
+    rates = {group["lr"] for group in optimizer.param_groups}
+    if len(rates) > 1:
+        raise ValueError(
+            f"The optimiser's groups of parameters have the learning rates {sorted(rates)}, expected"
+            " one rate, at which every step trains all of them: other options may differ."
+        )
+    return rates.pop()
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters."""
+    """Set the learning rate of all parameters, which have the same.
+
+    Raises:
+        ValueError: If they have not; see :func:`common_rate`.
+    """
+    common_rate(optimizer)
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.extensions.rnd import RndTraining
 from rsl_tbptt.algorithms.find_nan import Inputs
-from rsl_tbptt.algorithms.optimizers import check_optimizer, step_batches
+from rsl_tbptt.algorithms.optimizers import check_optimizer, set_rate, step_batches
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.policy_losses import store_advantages
 from rsl_tbptt.algorithms.transaction import Transaction
@@ -177,8 +178,11 @@ class PpoRollouts(Algorithm, PPO):
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt"."""
-        own = {"kl_coef": self.gradient.policy_loss.kl_coef, **self._described(self._models)}
-        return super().save() | {"rsl_tbptt": own}
+        rates = {
+            "kl_coef": self.gradient.policy_loss.kl_coef,
+            "learning_rate": self.options.learning_rate,
+        }
+        return super().save() | {"rsl_tbptt": rates | self._described(self._models)}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.
@@ -222,9 +226,24 @@ class PpoRollouts(Algorithm, PPO):
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("optimizer"):
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
+            self._resume_rate(own)
         if wants.get("actor"):
             self.curricula.go_on_from(given, resumes=True)
         return load_iteration
+
+    def _resume_rate(self, own: Mapping[str, Any]) -> None:
+        """Set the config's learning rate, unless an adaptive one goes on from the checkpoint's."""
+        rate = self.options.learning_rate
+        before = own.get("learning_rate", rate)
+        if not self.options.is_adaptive:
+            set_rate(self.optimizer, rate)
+        elif before != rate:
+            warnings.warn(
+                f"learning_rate is {rate} and was {before} before: it has no effect on a training"
+                f" that goes on with schedule='adaptive', here at {self.learning_rate:.3g}. Set"
+                " schedule='fixed', or load with 'optimizer' left out of load_cfg.",
+                stacklevel=4,
+            )
 
 
 def _check_checkpoint(

@@ -62,7 +62,9 @@ def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[s
     @functools.wraps(update)
     def whole_update(algorithm: Any) -> dict[str, float]:
         transaction: Transaction = algorithm.transaction
-        while not transaction.run(functools.partial(update, algorithm)):
+        while transaction.has_rollout() and not transaction.run(
+            functools.partial(update, algorithm)
+        ):
             algorithm.recorder.forget()  # it ran out of memory, which recordings hold, too
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -100,6 +102,25 @@ class Transaction:
     def stateful_models(self) -> list[Any]:
         """Return the models whose states continue after an update that was undone."""
         return [*self._algorithm.stateful_models().values()]
+
+    def has_rollout(self) -> bool:
+        """Return whether a rollout is complete; drop one that is not, with a warning.
+
+        After an error or Ctrl+C in the midst of a rollout, the next iteration completes that one
+        and begins another.
+        """
+        step, num_steps = self._storage.step, self._storage.num_transitions_per_env
+        if step == num_steps:
+            return True
+        warnings.warn(
+            f"The rollout has {step} of {num_steps} steps, since an earlier one broke off: it is"
+            " dropped without an update.",
+            stacklevel=4,
+        )
+        self.drop_rollout()
+        self._num_skipped += 1
+        self.logged = {"skipped_updates": float(self._num_skipped)}
+        return False
 
     def run(self, update: Callable[[], Metrics]) -> bool:
         """Make an update, or undo it; then clear the storage, unless it is to be made again.

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
 from typing import Annotated, Any
 
 import torch
@@ -52,7 +54,9 @@ class HeldOut(Extension):
     """Measures the policy that acts, on environments that it is not trained on."""
 
     def __init__(self, options: HeldOutOptions, storage: RolloutStorage, ranks: Ranks) -> None:
-        """Choose the environments, evenly spaced: terrains are laid out by index.
+        """Draw the environments, one in each of equal blocks, the same in every run.
+
+        Terrains are laid out by index, and robots or tasks often alternate by it with some period.
 
         Args:
             options: The number of environments.
@@ -62,7 +66,8 @@ class HeldOut(Extension):
         self._ranks, device = ranks, storage.dones.device
         sizes = ranks.gather(storage.num_envs)
         number, last = min(map(options.num_held_out, sizes)), storage.num_envs
-        held_out = [(2 * index + 1) * last // (2 * number) for index in range(number)]
+        edges, draw = [index * last // max(number, 1) for index in range(number + 1)], Random(0)
+        held_out = [draw.randrange(*block) for block in pairwise(edges)]
         trained = sorted({*range(last)}.difference(held_out))
         self.envs = torch.tensor(held_out, dtype=torch.int64, device=device)
         """Environments that are held out. Shape: (n,)."""

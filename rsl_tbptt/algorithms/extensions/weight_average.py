@@ -92,10 +92,6 @@ class WeightAverage(Extension):
                 self._put(name, average)
             self._holds_newest = False
 
-    def begin_rollout(self) -> None:
-        """Let the newest weights act."""
-        self.put_newest()
-
     def advance(self, metrics: dict[str, float]) -> None:
         """Add the newest weights to the average, and put it into the models."""
         self.newest, self.num_updates = self._live(), self.num_updates + 1
@@ -111,7 +107,7 @@ class WeightAverage(Extension):
         """Copy the first process's newest weights to all processes, whose models are the same."""
         for newest in self.newest.values():
             distributed.broadcast(newest, src=0)
-        self._average = self._live()  # training begins with it, see ``train_mode``
+        self._average = self._live()  # training begins with it
 
     def state_dict(self) -> dict[str, Any]:
         """Return the newest weights by parameter and the number of updates; empty before any."""

@@ -16,7 +16,7 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import as_tensors
 
 T, N = 6, 8
-HELD_OUT, TRAINED = [2, 6], [0, 1, 3, 4, 5, 7]
+HELD_OUT, TRAINED = [3, 7], [0, 1, 2, 4, 5, 6]
 
 
 def make(num_envs=N, num_steps=T, **options):
@@ -37,6 +37,13 @@ def test_how_many_environments_are_held_out_and_which(given, num_envs, number):
     assert DistillationOptions(held_out_envs=given).num_held_out(num_envs) == number
     assert make().held_out.envs.tolist() == HELD_OUT
     assert make().held_out.trained.tolist() == TRAINED
+
+
+@pytest.mark.parametrize("num_envs", [256, 400, 1000, 2000, 4096])
+def test_not_all_held_out_environments_are_of_one_of_several_alternating_kinds(num_envs):
+    held_out = make(num_envs, 1, gradient_length=1, held_out_envs=None).held_out.envs
+    assert held_out.tolist() == sorted({*held_out.tolist()})
+    assert all(len((held_out % kinds).unique()) > 1 for kinds in range(2, 9))
 
 
 # What follows is the update.

@@ -71,10 +71,10 @@ def test_without_the_option_the_rate_does_not_change():
     assert algorithm.optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_the_rate_of_a_checkpoint_is_logged():
+def test_the_rate_of_the_config_acts_after_a_checkpoint():
     source, target = make(**SGD), make(**SGD | {"learning_rate": 0.5})
     target.load(source.save(), None, strict=True)
-    assert target.learning_rate == target.optimizer.param_groups[0]["lr"] == RATE
+    assert target.learning_rate == target.optimizer.param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("load_cfg", [{}, {"teacher": True}, {"student": True}])

@@ -1,5 +1,6 @@
 """Fused optimiser steps: rsl_rl's parameters and checkpoints, and rates on the device."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -83,6 +84,34 @@ def test_step_counts_live_on_the_gpu_and_are_saved_from_the_cpu(optimizer):
     step_at(used, torch.full((), 0.1, dtype=torch.float64, device="cuda"))
     loaded.load_state_dict(through_a_file(saved))
     loaded.step()
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "adaptive"])
+def test_a_checkpoint_goes_on_at_the_configs_rate_unless_it_follows_the_kl(schedule):
+    written, read, unchanged = (
+        make_ppo(TbpttPPO, 4, 4, schedule=schedule, learning_rate=rate) for rate in (0.1, 0.2, 0.1)
+    )
+    written.learning_rate = 0.05
+    saved = through_a_file(written.save())
+    unchanged.load(saved, None, strict=True)
+    message = "learning_rate is 0.2 and was 0.1 before.*here at 0.05"
+    changes = schedule == "adaptive"
+    with pytest.warns(UserWarning, match=message) if changes else contextlib.nullcontext():
+        read.load(saved, None, strict=True)
+    rates = [read.learning_rate, unchanged.learning_rate]
+    assert rates == ([0.05, 0.05] if changes else [0.2, 0.1])
+
+
+@pytest.mark.parametrize("build", [make_ppo, make_distillation])
+def test_groups_with_different_rates_are_refused(build):
+    of_ppo = build is make_ppo
+    options = {} if of_ppo else {"gradient_length": 2, "learning_rate_updates": None}
+    algorithm = build(TbpttPPO if of_ppo else TbpttDistillation, 4, 4, **options)
+    (group,) = algorithm.optimizer.param_groups
+    algorithm.optimizer.add_param_group({"params": [group["params"].pop()], "lr": 0.0})
+    roll_out(algorithm, 0)
+    with pytest.raises(ValueError, match=r"have the learning rates \[0.0, 0.001\], expected one"):
+        algorithm.update()
 
 
 def rsl_rl_rate(rate, kl, desired_kl):

@@ -5,7 +5,7 @@ So a tensor that has moved, or a number that was frozen, changes the results her
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -68,7 +68,9 @@ def train(name, *, records, before=lambda trained, update: None, fill=None, **op
         torch.manual_seed(update)
         metrics.append(trained.update())
         places.append(places_of(trained) if records else [])
-    saved = [x for x in tree_leaves(trained.save()) if isinstance(x, torch.Tensor | float | int)]
+    checkpoint = trained.save()
+    checkpoint["rsl_tbptt"].pop("learning_rate", None)  # the config's
+    saved = [x for x in tree_leaves(checkpoint) if isinstance(x, torch.Tensor | float | int)]
     return Trained((everything(trained), saved), metrics, Counted.num_replays, places)
 
 
@@ -172,7 +174,14 @@ def freezing(trained, update):
         trained.critic.requires_grad_(False)
 
 
+def decaying(trained, update):
+    """Change a number of the optimiser's groups before the fourth update."""
+    if update == 3:
+        trained.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
 BETWEEN_UPDATES = {
+    "weight-decay": ("ppo-adamw", decaying),
     "loaded": ("ppo-heads-mlp", loading()),
     "loaded-buffer": ("distillation-buffer-heads-average", loading()),
     "frozen-critic": ("ppo-whole", freezing),
@@ -266,17 +275,30 @@ def replacing_state(trained, update):
             state.update({name: value.clone() for name, value in state.items()})
 
 
-@pytest.mark.parametrize("moves", ["normaliser", "optimiser"])
-def test_a_tensor_that_moves_is_seen(monkeypatch, unfollowed, moves):
-    before = {"before": replacing_state} if moves == "optimiser" else {}
-    num_replays = train("ppo-whole", records=True).num_replays
-    if moves == "normaliser":
+def replacing_buffer(trained, update):
+    """Move the observations of a replay buffer."""
+    if update == 3:
+        buffer = trained.experience.buffer
+        buffer.rollout = replace(buffer.rollout, obs=buffer.rollout.obs.apply(torch.sign))
+
+
+@pytest.mark.parametrize(
+    ("name", "moves"),
+    [
+        ("ppo-whole", None),
+        ("ppo-whole", replacing_state),
+        ("distillation-buffer", replacing_buffer),
+    ],
+)
+def test_a_tensor_that_moves_is_seen(monkeypatch, unfollowed, name, moves):
+    before, num_replays = {"before": moves} if moves else {}, train(name, records=True).num_replays
+    if moves is None:
         monkeypatch.setattr(optimizers, "in_place", lambda models: contextlib.nullcontext())
-    plain, recorded = both("ppo-whole", **before)
+    plain, recorded = both(name, **before)
     assert are_equal(plain, recorded)  # recorded anew, at the price of fewer replays
     assert recorded.num_replays < num_replays
     unfollowed()
-    assert not are_equal(*both("ppo-whole", **before))
+    assert not are_equal(*both(name, **before))
 
 
 def test_a_coefficient_or_a_rate_that_is_a_number_is_seen(monkeypatch):

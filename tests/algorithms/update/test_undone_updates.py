@@ -102,7 +102,7 @@ def test_too_many_in_a_row_end_the_training_and_change_nothing(trained):
     assert algorithm.update() == {"skipped_updates": 6.0}
 
 
-def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
+def test_an_update_takes_whole_rollouts_only(trained):
     algorithm = trained()
 
     def failing(step, *_):
@@ -111,8 +111,27 @@ def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
 
     with pytest.raises(ValueError, match="the environment"):
         roll_out(algorithm, 1, on_step=failing)
-    algorithm.train_mode()  # as the runner's learn() does
-    assert train(algorithm, 2)["skipped_updates"] == 0.0
+    before = everything(algorithm)
+    roll_out(algorithm, 2)
+    with pytest.warns(UserWarning, match="The rollout has 4 of 6 steps"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(everything(algorithm), before)
+    assert train(algorithm, 3)["skipped_updates"] == 1.0
+
+
+def test_training_modes_in_the_midst_of_a_rollout_change_nothing(trained):
+    plain, looked_at = trained(), trained()
+
+    def look(step, *_):
+        if step == 3:
+            looked_at.eval_mode()
+            looked_at.train_mode()
+
+    for algorithm, on_step in ((plain, None), (looked_at, look)):
+        roll_out(algorithm, 1, on_step=on_step)
+        torch.manual_seed(0)
+        algorithm.update()
+    assert_same(everything(looked_at), everything(plain))
 
 
 MOMENTS = ["_begin_update", "conclude", "transaction._watch", "extensions[-1].advance"]
