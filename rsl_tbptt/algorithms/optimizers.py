@@ -79,8 +79,8 @@ def common_rate(optimizer: torch.optim.Optimizer) -> float:
     rates = {group["lr"] for group in optimizer.param_groups}
     if len(rates) > 1:
         raise ValueError(
-            f"The optimiser's groups of parameters have the learning rates {sorted(rates)}, expected"
-            " one rate, at which every step trains all of them: other options may differ."
+            f"The optimiser's groups have the learning rates {sorted(rates)}, expected one rate, at"
+            " which every step trains all parameters: other options may differ."
         )
     return rates.pop()
 
