@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rsl_tbptt.algorithms.extensions.curricula import counted_steps
 from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat import MODELS_ERA, require_era
@@ -55,6 +56,8 @@ class Run:
     robot: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the robot; see ``checkpoints/robot.py``."""
     iteration: int | None = None
+    counted_steps: int | None = None
+    """Steps that the environment had counted, for curricula; None if the checkpoint has none."""
 
     @property
     def groups(self) -> list[str]:
@@ -131,6 +134,7 @@ def read_run(
         auxiliary=own.get("auxiliary", {}),
         robot=robot,
         iteration=loaded.get("iter"),
+        counted_steps=counted_steps(loaded),
     )
 
 

@@ -24,8 +24,9 @@ EPISODES = ["--episodes", "4"]
 
 
 class Env:
-    """Episodes of three steps; the reward is the first action within the bound of the actions."""
+    """Episodes of three steps; the reward is the first action, bounded, plus a curriculum's."""
 
+    common_step_counter = 0
     num_actions, device, max_episode_length, step_dt = 3, "cpu", 3, 0.5
 
     def __init__(self, simulation, width):
@@ -44,9 +45,11 @@ class Env:
 
     def step(self, actions):
         self.episode += 1
+        self.common_step_counter += 1
         dones = self.episode == 3
         self.episode[dones] = 0
         rewards = actions[:, 0].clamp(-self.bound, self.bound)
+        rewards += self.common_step_counter
         return self.get_observations(), rewards, dones.long(), {}
 
 
@@ -83,7 +86,9 @@ def exported(tmp_path_factory):
     (folder / "run" / "params").mkdir(parents=True)
     torch.manual_seed(0)
     algorithm = as_a_runner_builds_it(make_distillation(TbpttDistillation, 4, 2, gradient_length=2))
-    torch.save({**algorithm.save(), "iter": 0}, folder / "run" / "model_0.pt")
+    saved = {**algorithm.save(), "iter": 0}
+    saved["rsl_tbptt"]["env_state"] = {"common_step_counter": 40}
+    torch.save(saved, folder / "run" / "model_0.pt")
     (folder / "run" / "params" / "agent.yaml").write_text("clip_actions: 0.05")
     (folder / "run" / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
     words = ["--output", str(folder / "walker"), "--steps", "4"]
@@ -123,6 +128,8 @@ def test_a_bundle_is_evaluated_like_its_checkpoint_without_it(bundle, simulated)
     found = json.loads((bundle / "evaluation.json").read_text())
     assert found.keys() == trained.keys()
     assert found["returns"] == pytest.approx(trained["returns"], abs=1e-5)
+    assert found["common_step_counter"] == 40  # its curriculum goes on
+    assert found["mean_return"] == pytest.approx(41 + 42 + 43, abs=3 * 0.05)
     assert (found["checkpoint"], found["form"]) == ("model_0.pt", "onnx")
 
 

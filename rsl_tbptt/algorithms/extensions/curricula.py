@@ -71,8 +71,7 @@ class Curricula(Extension):
 
     def begin_rollout(self) -> None:
         """Set the counter; not before, since a policy that only plays keeps its own."""
-        if self._env is not None and self._begins_at is not None:
-            setattr(self._env, COUNTER, self._begins_at)
+        count_from(self._env, self._begins_at)
         self._begins_at = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,6 +80,16 @@ class Curricula(Extension):
             return {}
         counted = int(getattr(self._env, COUNTER))
         return {COUNTER: counted if self._begins_at is None else self._begins_at}
+
+
+def count_from(env: Any, steps: int | None) -> None:
+    """Set the step counter of an environment, wrapped or not; without counter or steps do nothing.
+
+    Curricula act at the next reset.
+    """
+    inner = getattr(env, "unwrapped", env)
+    if steps is not None and hasattr(inner, COUNTER):
+        setattr(inner, COUNTER, steps)
 
 
 def counted_steps(checkpoint: Mapping[str, Any]) -> int | None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.extensions.curricula import COUNTER
 from rsl_tbptt.deploy import METADATA, Policy, join, read_metadata
 from rsl_tbptt.tools.platforms import PLATFORMS, load_platform
 from rsl_tbptt.tools.simulate.evaluate import Start
@@ -83,6 +84,8 @@ class LoneBundle(BundlePolicy):
             )
         self.obs_groups_2d = [name for name, shape in self._shapes.items() if len(shape) == 3]
         self.clip_actions = metadata["robot"].get("clip_actions")
+        steps = metadata.get(COUNTER)
+        self.counted_steps = steps if isinstance(steps, int) else None
         self.platform = load_platform(platform or self._told("platform"))
 
     def trained_task(self) -> str:

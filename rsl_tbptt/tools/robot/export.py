@@ -27,6 +27,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxscript import optimizer
 from torch import nn
 
+from rsl_tbptt.algorithms.extensions.curricula import COUNTER
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import complete, output_path, write_json
@@ -168,6 +169,7 @@ def _recorded(
             if run.platform.TASKS is not None:  # those of rsl_rl alone name code
                 simulation = {"platform": run.platform.name, "task": start.task}
     about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
+    about[COUNTER] = run.counted_steps
     about |= {"golden": f"{steps} steps, {source}", "simulation": simulation}
     return policy, trajectory, about
 

@@ -19,6 +19,7 @@ import torch
 from scipy import stats
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.extensions.curricula import COUNTER, count_from
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.tools.platforms import Platform, Simulation
 from rsl_tbptt.tools.run import Run
@@ -50,6 +51,7 @@ class Deployed(Acting, Protocol):
     """Where it would be; only its name is in results."""
     platform: Platform
     clip_actions: float | None
+    counted_steps: int | None
 
     def trained_task(self) -> str:
         """Return the registered id of its task."""
@@ -132,6 +134,7 @@ def evaluate(
         "form": form,
         "task": start.task,
         "seed": seed,
+        COUNTER: run.counted_steps,
     }
 
 
@@ -147,6 +150,8 @@ def started(
     image_size: tuple[int, int] | None = None,
 ) -> Iterator[Start]:
     """Start a simulation of a run's task, ready for the first step of its policy.
+
+    Curricula that count steps stand where they were in the training.
 
     Args:
         run: The policy, and the platform that simulates.
@@ -182,6 +187,7 @@ def started(
         else:
             policy = run
             policy.check_observations(obs, simulation.task)
+        count_from(env, run.counted_steps)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = run.platform.restart(env, seed)
         yield Start(run, simulation.task, env, policy, obs)
