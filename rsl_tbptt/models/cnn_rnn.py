@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from rsl_rl.models import CNNModel, MLPModel
+from tensordict import TensorDict
 
 from rsl_tbptt.models.protocol import FrameEncoder, Observed
 from rsl_tbptt.models.recurrent import RecurrentModel
@@ -22,13 +23,40 @@ class CNNRNNModel(RecurrentModel, CNNModel):
     dtype: they are stored unchanged.
     """
 
-    def __init__(self, *args: Any, image_scale: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self,
+        obs: TensorDict,
+        obs_groups: dict[str, list[str]],
+        obs_set: str,
+        output_dim: int,
+        hidden_dims: Sequence[int] = (256, 256, 256),
+        activation: str = "elu",
+        obs_normalization: bool = False,
+        distribution_cfg: dict[str, Any] | None = None,
+        cnn_cfg: dict[str, Any] | None = None,
+        cnns: Any = None,
+        rnn_type: str = "lstm",
+        rnn_hidden_dim: int = 256,
+        rnn_num_layers: int = 1,
+        image_scale: float = 1.0,
+    ) -> None:
         """Build encoders, recurrent layers and head.
 
         Args:
-            *args: Arguments of :class:`RecurrentModel`.
+            obs: Observations of some environments, batch size (N,).
+            obs_groups: Observation groups by set.
+            obs_set: The set that the model reads.
+            output_dim: Number of outputs.
+            hidden_dims: Sizes of the head's layers.
+            activation: Activation of the head.
+            obs_normalization: Whether vectors are normalised.
+            distribution_cfg: Distribution of the actions.
+            cnn_cfg: Config of the CNNs, for all groups of images or by group.
+            cnns: CNNs of another model to share.
+            rnn_type: Kind of the recurrent layers; see :class:`RecurrentModel`.
+            rnn_hidden_dim: Size of the hidden state.
+            rnn_num_layers: Number of recurrent layers.
             image_scale: Factor of images before their CNN: 1 / 255 for bytes.
-            **options: Options of :class:`RecurrentModel` and rsl_rl's ``CNNModel``.
 
         Raises:
             ValueError: If images are too small for the CNN, a size is not positive, or there is
@@ -36,7 +64,21 @@ class CNNRNNModel(RecurrentModel, CNNModel):
         """
         self.image_scale = image_scale
         try:
-            super().__init__(*args, **options)
+            super().__init__(
+                obs,
+                obs_groups,
+                obs_set,
+                output_dim,
+                hidden_dims,
+                activation,
+                obs_normalization,
+                distribution_cfg,
+                rnn_type,
+                rnn_hidden_dim,
+                rnn_num_layers,
+                cnn_cfg=cnn_cfg,
+                cnns=cnns,
+            )
         except RuntimeError as error:  # torch's error for layers or inputs with sizes below 1
             raise ValueError(
                 f"{type(self).__name__} cannot be built for images of channels, height and width"

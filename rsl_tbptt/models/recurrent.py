@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,10 @@ class RecurrentModel(MLPModel):
         obs_groups: dict[str, list[str]],
         obs_set: str,
         output_dim: int,
-        *args: Any,
+        hidden_dims: Sequence[int] = (256, 256, 256),
+        activation: str = "elu",
+        obs_normalization: bool = False,
+        distribution_cfg: dict[str, Any] | None = None,
         rnn_type: str = "lstm",
         rnn_hidden_dim: int = 256,
         rnn_num_layers: int = 1,
@@ -44,17 +47,22 @@ class RecurrentModel(MLPModel):
     ) -> None:
         """Build encoder, recurrent layers and head.
 
+        All arguments have names, since some runners only pass those that a signature names.
+
         Args:
             obs: Observations of some environments, batch size (N,).
             obs_groups: Observation groups by set.
             obs_set: The set that the model reads.
             output_dim: Number of outputs.
-            *args: Arguments of rsl_rl's ``MLPModel``.
+            hidden_dims: Sizes of the head's layers.
+            activation: Activation of the head.
+            obs_normalization: Whether vectors are normalised.
+            distribution_cfg: Distribution of the actions.
             rnn_type: ``"lstm"``, ``"gru"``, ``"sru"`` or the name of a cell of your own; see
                 :data:`rsl_tbptt.core.scan.CELLS`.
             rnn_hidden_dim: Size of the hidden state.
             rnn_num_layers: Number of recurrent layers.
-            **options: Options of rsl_rl's ``MLPModel``.
+            **options: Options of another base class, such as rsl_rl's ``CNNModel``.
 
         Raises:
             ValueError: If there is no such cell, or if features are not of the parameters' type.
@@ -66,7 +74,9 @@ class RecurrentModel(MLPModel):
                 " cell of your own has to be registered before a model is built."
             )
         self.latent_dim = rnn_hidden_dim
-        super().__init__(obs, obs_groups, obs_set, output_dim, *args, **options)
+        options |= {"hidden_dims": hidden_dims, "activation": activation}
+        options |= {"obs_normalization": obs_normalization, "distribution_cfg": distribution_cfg}
+        super().__init__(obs, obs_groups, obs_set, output_dim, **options)
         self.group_shapes = {group: obs[group].shape[1:] for group in obs_groups[obs_set]}
         self.group_dtypes = {group: obs[group].dtype for group in obs_groups[obs_set]}
         self.build_encoder(obs)
