@@ -123,10 +123,18 @@ class StepChecks:
         storage, own = self._storage, {}
         stored_groups: Any = storage.observations.items()
         for group, stored in stored_groups:
-            if group in self.read_groups:
-                own[group] = _group(obs, group, stored).clone()
-            elif _form(values := obs.get(group, None)) == _form(stored[0]):
-                own[group] = values.clone()
+            values: Any = obs.get(group, None)
+            if group not in self.read_groups:
+                if _form(values) == _form(stored[0]):
+                    own[group] = values.clone()
+                continue
+            if values is None:
+                raise ValueError(
+                    f"Observation group '{group}' is missing among {sorted(obs.keys())}, expected"
+                    f" {_AS_FIRST}: {_FIX}."
+                )
+            form = stored.shape[1:], _AS_FIRST, stored.device, stored.dtype
+            own[group] = checked(f"Observation group '{group}'", values, *form).clone()
         return TensorDict(own, batch_size=[storage.num_envs])
 
     def step(self, obs: TensorDict, rewards: Any, dones: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,37 +154,11 @@ class StepChecks:
                 or if anything is NaN and :attr:`nan` is set.
         """
         storage = self._storage
-        shape, device = (storage.num_envs,), storage.dones.device
-        values = []
-        for name, given in (("rewards", rewards), ("dones", dones)):
-            values.append(as_tensor(name, given, device))
-            check_form(name, values[-1], shape, device, "one per environment")
-        rewards, dones = values
+        form = (storage.num_envs,), "one per environment", storage.dones.device
+        rewards, dones = checked("rewards", rewards, *form), checked("dones", dones, *form)
         if self.nan:
             check_nan(obs.select(*self.read_groups, strict=False), rewards, dones)
         return rewards.to(storage.rewards.dtype), (dones != 0).long()
-
-
-def _group(obs: TensorDict | Mapping[str, Any], group: str, stored: torch.Tensor) -> torch.Tensor:
-    """Return an observation group, (N, ...), of the form in which it is stored, (T, N, ...).
-
-    Raises:
-        ValueError: If it is missing or has another form.
-    """
-    values: Any = obs.get(group, None)
-    if values is None:
-        raise ValueError(
-            f"Observation group '{group}' is missing among {sorted(obs.keys())}, expected"
-            f" {_AS_FIRST}: {_FIX}."
-        )
-    name = f"Observation group '{group}'"
-    values = as_tensor(name, values, stored.device)
-    check_form(name, values, stored.shape[1:], stored.device, _AS_FIRST)
-    if values.dtype != stored.dtype:
-        raise ValueError(
-            f"{name} is of type {values.dtype}, expected {stored.dtype}, {_AS_FIRST}: {_FIX}."
-        )
-    return values
 
 
 def _form(values: Any) -> tuple[Any, ...] | None:
@@ -185,48 +167,37 @@ def _form(values: Any) -> tuple[Any, ...] | None:
     return (values.shape, values.dtype, values.device) if is_tensor else None
 
 
-def as_tensor(name: str, values: Any, device: torch.device | None) -> torch.Tensor:
+def checked(
+    name: str,
+    values: Any,
+    shape: Sequence[int],
+    why: str,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Return a tensor unchanged, and an array, such as numpy's, as a tensor.
 
     Args:
         name: Name of the value, for the message.
-        values: A tensor on any device, or an array.
-        device: Device of an array's tensor.
-
-    Raises:
-        ValueError: If the value is neither.
-    """
-    if isinstance(values, torch.Tensor):
-        return values
-    try:
-        return torch.as_tensor(values.__array__(), device=device)
-    except (AttributeError, TypeError) as error:  # no array, or one of objects
-        raise ValueError(
-            f"{name} is a {type(values).__name__}, expected a tensor of numbers: {_FIX}."
-        ) from error
-
-
-def check_form(
-    name: str, values: torch.Tensor, shape: tuple[int, ...], device: torch.device | None, why: str
-) -> None:
-    """Check that a tensor has the right shape and device.
-
-    Args:
-        name: Name of the value, for the message.
-        values: The tensor.
+        values: A tensor or an array.
         shape: The expected shape.
-        device: The expected device.
         why: What the shape means, for the message.
+        device: The expected device; None allows any.
+        dtype: The expected type; None allows any.
 
     Raises:
-        ValueError: If it has not.
+        ValueError: If it is neither, or not as expected.
     """
-    if values.shape != shape:
-        raise ValueError(
-            f"{name} is of shape {tuple(values.shape)}, expected {tuple(shape)}, {why}: {_FIX}."
-        )
-    if values.device != device:
-        raise ValueError(
-            f"{name} is on {values.device}, expected {device}, where the rollout is stored: call"
-            f" .to('{device}') on what the environment returns."
-        )
+    if not isinstance(values, torch.Tensor):
+        try:
+            values = torch.as_tensor(values.__array__(), device=device)
+        except (AttributeError, TypeError) as error:  # no array, or one of objects
+            raise ValueError(
+                f"{name} is a {type(values).__name__}, expected a tensor of numbers: {_FIX}."
+            ) from error
+    found = tuple(values.shape), values.device, values.dtype
+    expected = tuple(shape), device or values.device, dtype or values.dtype
+    if found != expected:
+        of_found, of_expected = ("shape {} on {}, {}".format(*each) for each in (found, expected))
+        raise ValueError(f"{name} is of {of_found}, expected {of_expected}, {why}: {_FIX}.")
+    return values

@@ -11,7 +11,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.replay import observed_groups
-from rsl_tbptt.algorithms.step_checks import as_tensor, check_form
+from rsl_tbptt.algorithms.step_checks import checked
 from rsl_tbptt.compat.versions import MLPModel
 
 _TIME_OUTS = "extras['time_outs']"
@@ -49,10 +49,10 @@ class TruncationBootstrap:
         given = extras.get("time_outs")
         if given is None:
             return 0.0
-        time_outs = as_tensor(_TIME_OUTS, given, self._device).to(self._device) != 0
-        if time_outs.shape == (*self._shape, 1):
-            time_outs = time_outs.squeeze(-1)
-        check_form(_TIME_OUTS, time_outs, self._shape, self._device, "one per environment")
+        if getattr(given, "shape", ()) == (*self._shape, 1):
+            given = given.squeeze(-1)
+        time_outs = checked(_TIME_OUTS, given, self._shape, "one per environment")
+        time_outs = time_outs.to(self._device) != 0
         final_obs = extras.get("final_obs")
         if not isinstance(final_obs, Mapping | None):
             raise ValueError(
@@ -84,10 +84,8 @@ class TruncationBootstrap:
                     " leave 'final_obs' out, which values time-outs by the step before."
                 )
             name = f"extras['final_obs']['{group}']"
-            values = as_tensor(name, final_obs[group], stored.device)
-            values = values.to(stored.device, stored.dtype)
-            check_form(name, values, stored.shape[1:], stored.device, "of all environments")
-            found[group] = values
+            values = checked(name, final_obs[group], stored.shape[1:], "of all environments")
+            found[group] = values.to(stored.device, stored.dtype)
         return TensorDict(found, batch_size=self._shape)
 
     def _is_new(self, final_obs: Mapping[str, Any]) -> bool:

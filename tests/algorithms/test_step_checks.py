@@ -163,26 +163,29 @@ REFUSED = {
         lambda step: {"obs": step["obs"].exclude("policy")},
         r"group 'policy' is missing among \['state'\]",
     ),
-    "another type": (of_policy(torch.Tensor.double), "group 'policy' is of type torch.float64"),
+    "another type": (
+        of_policy(torch.Tensor.double),
+        r"group 'policy' is of shape \(4, 5\) on cpu, torch.float64, expected .* torch.float32",
+    ),
     "a column": (lambda step: {"rewards": step["rewards"][:, None]}, r"rewards is of shape \(4, 1"),
-    "one done for all": (lambda step: {"dones": step["dones"].any()}, r"dones is of shape \(\), e"),
+    "one done for all": (lambda step: {"dones": step["dones"].any()}, r"dones is of shape \(\) on"),
     "another device": (
         lambda step: {"dones": step["dones"].to("meta")},
-        r"^dones is on meta, expected cpu, where .*\.to\('cpu'\)",
+        r"^dones is of shape \(4,\) on meta, torch.int64, expected shape \(4,\) on cpu",
     ),
     "a list": (lambda step: {"rewards": [0.0] * 4}, r"rewards is a list, expected a tensor of"),
     "a scalar": (
         lambda step: {"time_outs": torch.tensor(True)},
-        r"extras\['time_outs'\] is of shape \(\), expected \(4,\), one per environment",
+        r"extras\['time_outs'\] is of shape \(\) on cpu, .* one per environment",
     ),
     "a number": (lambda step: {"time_outs": True}, r"extras\['time_outs'\] is a bool, expected a"),
     "time-outs of some": (
         lambda step: {"time_outs": step["time_outs"][:2]},
-        r"extras\['time_outs'\] is of shape \(2,\), expected \(4,\)",
+        r"extras\['time_outs'\] is of shape \(2,\) on .*, expected shape \(4,\)",
     ),
     "final observations of some": (
         of_groups(lambda values: values[:2]),
-        r"extras\['final_obs'\]\['state'\] is of shape \(2, 7\), expected \(4, 7\)",
+        r"extras\['final_obs'\]\['state'\] is of shape \(2, 7\) on .* shape \(4, 7\)",
     ),
     "final observations without the critic's": (
         lambda step: {"final_obs": {"policy": step["final_obs"]["policy"]}},
