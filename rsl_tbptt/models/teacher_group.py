@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -413,6 +414,8 @@ def read_teacher(
 ) -> Mapping[str, torch.Tensor]:
     """Read a teacher's parameters and buffers, of any shapes, from its file.
 
+    If the model has the form of a distillation's student, that student is read, with a warning.
+
     Args:
         model: The teacher; they are not loaded into it yet.
         path: The file of PPO or distillation, or ``FOLDER/latest``.
@@ -421,13 +424,31 @@ def read_teacher(
         advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
-        ValueError: If the file is missing, damaged or does not fit.
+        ValueError: If the file is missing, damaged or does not fit, or if the student and the
+            teacher in it both fit.
     """
     path = str(checkpoint_file(path))
     checkpoint = read_checkpoint(path, next(model.parameters()).device)
-    state_dict = teacher_state_dict(checkpoint, f"The checkpoint '{path}'")
+    student, form = checkpoint.get("student_state_dict", {}), _form(model.state_dict())
+    if _form(student) != form:
+        state_dict = teacher_state_dict(checkpoint, f"The checkpoint '{path}'")
+    elif _form(checkpoint.get("teacher_state_dict", {})) == form:
+        raise ValueError(
+            f"The checkpoint '{path}' holds a student and a teacher, and the {role} has the form of"
+            " both, expected one of them: save the one that should teach as 'actor_state_dict' in a"
+            " file of its own."
+        )
+    else:
+        warnings.warn(f"The {role} is the student in '{path}', whose form it has.", stacklevel=2)
+        models = checkpoint.get("rsl_tbptt", {}).get("models", {})
+        described = {role: models["student"]} if "student" in models else {}
+        checkpoint, state_dict = {"rsl_tbptt": {"models": described}}, student
     check_fits(model, state_dict, role, obs, checkpoint, path, advice)
     return state_dict
+
+
+def _form(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state_dict.items()}
 
 
 def load_teacher(

@@ -142,6 +142,19 @@ def load_teacher(path):
     make(teacher_checkpoint=str(path)).lazy_teacher.start_training()
 
 
+def test_the_student_of_an_earlier_distillation_teaches_if_it_alone_has_the_form(tmp_path):
+    path, student = tmp_path / "student.pt", make_model("teacher", "mlp", 4, seed=9)
+    saved = {"student_state_dict": student.state_dict(), "iter": 1, "infos": None}
+    torch.save(saved | {"teacher_state_dict": make(teacher="lstm").teacher.state_dict()}, path)
+    algorithm = make(teacher_checkpoint=str(path))
+    with pytest.warns(UserWarning, match=r"teacher is the student in .*student\.pt'"):
+        algorithm.lazy_teacher.start_training()
+    assert same_first_layer(algorithm.teacher, student)
+    torch.save(saved | {"teacher_state_dict": make().teacher.state_dict()}, path)
+    with pytest.raises(ValueError, match="teacher has the form of both, expected one of them"):
+        load_teacher(path)
+
+
 def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
     ppo_checkpoint(tmp_path / "model_2.pt")
     actor = ppo_checkpoint(tmp_path / "model_10.pt")

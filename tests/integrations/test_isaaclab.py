@@ -40,6 +40,7 @@ from rsl_tbptt.integrations.isaaclab import (
     TbpttTeacherCfg,
     TbpttTeachersCfg,
 )
+from rsl_tbptt.tools.platforms import Trained, load_platform
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 from rsl_tbptt.models.controller import with_controllers
 
@@ -220,3 +221,9 @@ def test_ppo_takes_the_config_of_its_teacher(given, kind):
     teacher = build_teacher(obs, env, runner, handed_on(cfg)[1]["teacher_cfg"], "cpu")
     assert isinstance(teacher, kind)
     assert "stochastic" in vars(given)
+
+
+def test_the_tools_read_agents_also_without_isaac_labs_shim_for_old_configs(monkeypatch):
+    monkeypatch.delattr("isaaclab_rl.rsl_rl.handle_deprecated_rsl_rl_cfg")  # as in Isaac Lab 3.1
+    trained = Trained("Tbptt-Cartpole-Occluded", "rsl_rl_cfg_entry_point")
+    assert load_platform("isaaclab").registered_agent(trained)["class_name"] == "OnPolicyRunner"

@@ -140,9 +140,10 @@ def _without_old_options(agent: Any) -> Any:
     """Return an agent's config in the form of the installed rsl_rl, as `isaaclab train` does."""
     from importlib.metadata import version
 
-    from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
+    import isaaclab_rl.rsl_rl as configs
 
-    return handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib"))
+    convert = getattr(configs, "handle_deprecated_rsl_rl_cfg", None)  # Isaac Lab 3.1 has none
+    return convert(agent, version("rsl-rl-lib")) if convert else agent
 
 
 def placement(task: str, device: str) -> list[str]:
