@@ -315,9 +315,8 @@ class PpoOptions(FineTuningOptions, Options):
     normalize_advantage_per_mini_batch: bool = False
     """Whether advantages are normalised per mini-batch instead of per rollout."""
 
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether the learning rate follows the KL divergence."""
+    def follows_kl(self) -> bool:  # no property, which Isaac Lab's configclass would set
+        """Return whether the learning rate follows the KL divergence."""
         return self.schedule == "adaptive" and self.desired_kl is not None
 
     def check_together(self) -> Iterator[str]:

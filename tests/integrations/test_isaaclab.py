@@ -40,9 +40,9 @@ from rsl_tbptt.integrations.isaaclab import (
     TbpttTeacherCfg,
     TbpttTeachersCfg,
 )
-from rsl_tbptt.tools.platforms import Trained, load_platform
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 from rsl_tbptt.models.controller import with_controllers
+from rsl_tbptt.tools.platforms import Trained, load_platform
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 """Fields that rsl_rl reads before the options are built."""
