@@ -1,6 +1,7 @@
 """The Isaac Lab config classes: base classes, defaults, and the algorithm's arguments."""
 
 import dataclasses
+import importlib
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
@@ -224,6 +225,11 @@ def test_ppo_takes_the_config_of_its_teacher(given, kind):
 
 
 def test_the_tools_read_agents_also_without_isaac_labs_shim_for_old_configs(monkeypatch):
-    monkeypatch.delattr("isaaclab_rl.rsl_rl.handle_deprecated_rsl_rl_cfg")  # as in Isaac Lab 3.1
+    def without_shims(name):  # as in Isaac Lab 3.1
+        raise AttributeError(name)
+
+    module = importlib.import_module("isaaclab_rl.rsl_rl")
+    monkeypatch.delattr(module, "handle_deprecated_rsl_rl_cfg")
+    monkeypatch.setattr(module, "__getattr__", without_shims)
     trained = Trained("Tbptt-Cartpole-Occluded", "rsl_rl_cfg_entry_point")
     assert load_platform("isaaclab").registered_agent(trained)["class_name"] == "OnPolicyRunner"
