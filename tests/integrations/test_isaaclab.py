@@ -225,11 +225,13 @@ def test_ppo_takes_the_config_of_its_teacher(given, kind):
 
 
 def test_the_tools_read_agents_also_without_isaac_labs_shim_for_old_configs(monkeypatch):
-    def without_shims(name):  # as in Isaac Lab 3.1
-        raise AttributeError(name)
+    module, shim = importlib.import_module("isaaclab_rl.rsl_rl"), "handle_deprecated_rsl_rl_cfg"
+    load = module.__getattr__  # lazily
 
-    module = importlib.import_module("isaaclab_rl.rsl_rl")
-    monkeypatch.delattr(module, "handle_deprecated_rsl_rl_cfg")
-    monkeypatch.setattr(module, "__getattr__", without_shims)
+    def without_shim(name):  # as in Isaac Lab 3.1
+        return load("gone" if name == shim else name)
+
+    monkeypatch.delattr(module, shim)
+    monkeypatch.setattr(module, "__getattr__", without_shim)
     trained = Trained("Tbptt-Cartpole-Occluded", "rsl_rl_cfg_entry_point")
     assert load_platform("isaaclab").registered_agent(trained)["class_name"] == "OnPolicyRunner"
