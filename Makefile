@@ -15,6 +15,7 @@ LIBTORCH := .libtorch/2.3.0/.installed
 MJLAB := .venv-mjlab$(PYTHON:%=-%)
 PLAYGROUND := .venv-playground
 ISAACLAB2 := .venv-isaaclab2
+ROBOT := .venv-robot/.installed
 
 # Not named PYTHON: that is the user's choice above.
 PY := $(VENV)/bin/python
@@ -43,7 +44,7 @@ test: $(INSTALLED)  ## run the tests of everything but scripts/ with the newest 
 test-fast: $(INSTALLED)  ## run the fast tests of core and algorithms
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(ROBOT) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
 	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
 		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
 
@@ -107,7 +108,7 @@ doctor: $(INSTALLED)  ## check this setup and print what is wrong
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf build .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-robot .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -126,6 +127,10 @@ $(PLAYGROUND)/.installed: pyproject.toml constraints.txt constraints-playground.
 
 $(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/ci/bootstrap.sh
 	VENV=$(ISAACLAB2) scripts/ci/bootstrap.sh environment isaaclab2
+	@touch $@
+
+$(ROBOT): scripts/ci/bootstrap.sh
+	scripts/ci/bootstrap.sh robot
 	@touch $@
 
 .rsl_rl/%/.installed: $(INSTALLED)

@@ -5,6 +5,8 @@
     policy = Policy("exported/model_1000")
     policy.reset()  # when an episode starts, or the robot stands up
     actions = policy.step({"policy": observations})
+
+This file alone also runs on Python 3.8, which many robots have.
 """
 
 from __future__ import annotations
@@ -56,8 +58,7 @@ class Policy:
         }
         names, shapes = self.metadata["state_names"], self.metadata["state_shapes"]
         self._zeros = {
-            f"{name}_in": np.zeros(shape, np.float32)
-            for name, shape in zip(names, shapes, strict=True)
+            f"{name}_in": np.zeros(shape, np.float32) for name, shape in zip(names, shapes)
         }
         self.outputs: dict[str, np.ndarray] = {}
         """All outputs of the last step by name, with auxiliary heads, as batches of one."""
@@ -99,7 +100,7 @@ class Policy:
             for name, like in self._inputs.items()
         }
         values = self._session.run(None, {**feeds, **self.state})
-        self.outputs = dict(zip(self.metadata["outputs"], map(np.asarray, values), strict=True))
+        self.outputs = dict(zip(self.metadata["outputs"], map(np.asarray, values)))
         self.state = {name: self.outputs[name.replace("_in", "_out")] for name in self._zeros}
         return self.outputs["actions"][0]
 
@@ -169,8 +170,9 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "robot": lambda value: isinstance(value, dict) and _is_bound(value.get("clip_actions")),
 }
 """Whether an entry has its form, by its name."""
-_DTYPES = {"float32": "float", "float64": "double"} | {
-    name: name for name in ("float16", "uint8", "int8", "int16", "int32", "int64", "bool")
+_DTYPES = {
+    **{name: name for name in ("float16", "uint8", "int8", "int16", "int32", "int64", "bool")},
+    **{"float32": "float", "float64": "double"},
 }
 """ONNX's names of types by numpy's."""
 
@@ -185,7 +187,7 @@ def _check_is_of(metadata: Mapping[str, Any], session: Any, folder: Path) -> Non
         name: ([1, *each["shape"]], f"tensor({_DTYPES[each['dtype']]})")
         for name, each in metadata["inputs"].items()
     }
-    for name, shape in zip(metadata["state_names"], metadata["state_shapes"], strict=False):
+    for name, shape in zip(metadata["state_names"], metadata["state_shapes"]):
         expected[f"{name}_in"] = (shape, "tensor(float)")
     found = {each.name: (each.shape, each.type) for each in session.get_inputs()}
     outputs = {each.name: each.shape for each in session.get_outputs()}
@@ -207,4 +209,4 @@ def join(groups: Sequence[Any]) -> np.ndarray:
 def groups_in(golden: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the observation groups of a golden trajectory in order, shape (T, ...) each."""
     prefix = "obs/"
-    return {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}
+    return {k[len(prefix) :]: v for k, v in golden.items() if k.startswith(prefix)}

@@ -10,6 +10,7 @@
 #   rsl_rl VERSION      put another rsl_rl release under .rsl_rl/VERSION
 #   torch VERSION       put another torch under .torch/VERSION, with its dependencies
 #   libtorch VERSION    put the C++ libraries of an older torch under .libtorch/VERSION
+#   robot               create .venv-robot: Python 3.8 with what a robot needs to run a bundle
 #   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel into
 #                       FOLDER/venv, with no extras except EXTRAS
 #
@@ -147,6 +148,13 @@ install_libtorch() {
     "torch==$version" nvidia-cuda-runtime-cu12==12.1.105 nvidia-cuda-cupti-cu12==12.1.105
 }
 
+install_robot() {
+  local uv
+  uv=$(find_uv)
+  "$uv" venv --quiet --clear --python "$(find_python "$uv" 3.8)" .venv-robot
+  "$uv" pip install --quiet --python .venv-robot/bin/python numpy==1.24.4 onnxruntime==1.19.2
+}
+
 package() {
   local uv wheel folder=$1
   uv=$(find_uv)
@@ -163,9 +171,10 @@ case "${1:-}" in
   rsl_rl) install_rsl_rl "${2:?usage: scripts/ci/bootstrap.sh rsl_rl VERSION}" ;;
   torch) install_torch "${2:?usage: scripts/ci/bootstrap.sh torch VERSION}" ;;
   libtorch) install_libtorch "${2:?usage: scripts/ci/bootstrap.sh libtorch VERSION}" ;;
+  robot) install_robot ;;
   package) package "${2:?usage: scripts/ci/bootstrap.sh package FOLDER}" ;;
   *)
     fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
-      "'torch VERSION', 'libtorch VERSION' or 'package FOLDER'."
+      "'torch VERSION', 'libtorch VERSION', 'robot' or 'package FOLDER'."
     ;;
 esac

@@ -13,6 +13,7 @@ from rsl_rl.models import CNNModel
 from support.helpers import make_distillation, write_drawn_bundle
 from tensordict import TensorDict
 
+from rsl_tbptt import deploy
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.robot.verify import verify
@@ -53,6 +54,30 @@ def test_the_published_student_of_go1_repeats_its_recording():
     bundle = Path(__file__).parents[2] / "examples" / "go1_flat_student"
     check_replay(bundle)
     assert sum(file.stat().st_size for file in bundle.iterdir()) < 2.5e6
+
+
+ROBOT = Path(__file__).parents[2] / ".venv-robot" / "bin" / "python"
+ON_ROBOT = """
+import sys, numpy
+sys.path.insert(0, sys.argv[1])
+from deploy import Policy, groups_in
+golden = dict(numpy.load(sys.argv[2] + "/golden.npz"))
+policy, groups = Policy(sys.argv[2]), groups_in(golden)
+for step, starts in enumerate(golden["reset"]):
+    if starts:
+        policy.reset()
+    actions = policy.step({name: values[step] for name, values in groups.items()})
+    numpy.testing.assert_allclose(actions, golden["actions"][step], atol=1e-5)
+print(sys.version_info[:2])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not ROBOT.exists(), reason="the matrix has an environment with Python 3.8")
+def test_its_file_alone_runs_on_python_3_8(bundle, tmp_path):
+    shutil.copy(deploy.__file__, tmp_path / "deploy.py")
+    command = [ROBOT, "-c", ON_ROBOT, tmp_path, bundle]
+    assert subprocess.check_output(command, text=True).strip() == "(3, 8)"
 
 
 def test_one_array_is_accepted_if_there_is_one_input(bundle):
