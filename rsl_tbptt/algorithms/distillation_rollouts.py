@@ -111,6 +111,7 @@ class DistillationRollouts(Algorithm, Distillation):
             return updates
         return self._resumed_end or (length and length * (1 + self.num_updates // length))
 
+    @torch.no_grad()  # a graph of your own loop's gradients would belong to another stream
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
 

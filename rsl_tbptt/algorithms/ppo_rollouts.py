@@ -96,6 +96,7 @@ class PpoRollouts(Algorithm, PPO):
         """
         self.imitation.set_teacher(teacher)
 
+    @torch.no_grad()  # a graph of your own loop's gradients would belong to another stream
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions (N, A) for observations (N,) and record the values that the update needs.
 

@@ -38,9 +38,9 @@ class TruncationBootstrap:
             critic: The critic, in the state after this step's observation; the state is kept.
             values: Its values before the step, shape (N, 1): rsl_rl's approximation.
             extras: May have "time_outs", shape (N,) or (N, 1): not 0 where time ran out; without
-                them all is 0. It may have "final_obs", the critic's observation groups at the end
-                of the step, before any reset. Those of an earlier step are ignored: Isaac Lab keeps
-                them until the next episode ends.
+                them all is 0. It may have "final_obs" (or "time_out_bootstrap_obs"), the critic's
+                observation groups at the end of the step, before any reset. Those of an earlier
+                step are ignored: Isaac Lab keeps them until the next episode ends.
 
         Raises:
             ValueError: If time-outs have another shape, or new final observations are no mapping,
@@ -53,7 +53,7 @@ class TruncationBootstrap:
             given = given.squeeze(-1)
         time_outs = checked(_TIME_OUTS, given, self._shape, "one per environment")
         time_outs = time_outs.to(self._device) != 0
-        final_obs = extras.get("final_obs")
+        final_obs = extras.get("final_obs", extras.get("time_out_bootstrap_obs"))  # in UniLab
         if not isinstance(final_obs, Mapping | None):
             raise ValueError(
                 f"extras['final_obs'] is a {type(final_obs).__name__}, expected observation groups"

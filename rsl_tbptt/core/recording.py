@@ -23,7 +23,6 @@ import gc
 import inspect
 import warnings
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -46,6 +45,14 @@ _SHARE = 0.25
 _MAX_FORMS = 32
 """Number of forms of steps that are recorded. A few occur in every update; steps whose shapes
 change all the time run as they are."""
+
+
+_UNFINISHED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture did not end: torch still has their addresses, so they stay."""
+
+
+class NotCapturedError(RuntimeError):
+    """A CUDA graph could not be captured."""
 
 
 class _Form:
@@ -82,11 +89,10 @@ class Recorder:
         elif capture is None and refused is None:
             self._capture, self._stream = self._cuda_graph, torch.cuda.Stream(self._device)
         self._refused = None if self._capture else refused
-        self._branches = defaultdict[int, Any](lambda: torch.cuda.Stream(self._device))
+        self._branches: dict[int, Any] = {}
         self._running: list[torch.cuda.Stream] = []
         self._start: Any = None
         self._inside = False
-        self._unfinished: list[torch.cuda.CUDAGraph] = []
         self._said: set[str] = set()
         self._places: list[Hashable] = []
         self.forget()
@@ -115,9 +121,11 @@ class Recorder:
                 return function(*tensors, **fixed)
         else:
             arguments = _copy_of(tensors)
-            with self._aside(), self._capture() as recording:
-                results = function(*arguments, **fixed)
-            if self.reason is not None:  # the capture failed
+            try:
+                with self._aside(), self._capture() as recording:
+                    results = function(*arguments, **fixed)
+            except NotCapturedError as error:
+                self._refuse(f"a CUDA graph could not be captured ({error})")
                 return function(*tensors, **fixed)
             form.recording, form.arguments = recording, _tensors_of(arguments)
             form.results = tree_map_only(torch.Tensor, torch.Tensor.detach, results)
@@ -135,6 +143,10 @@ class Recorder:
         """
         if index == 0 or self._start is None:
             return contextlib.nullcontext()
+        while index not in self._branches:
+            made = torch.cuda.Stream(self._device)  # torch has a few, and hands them out in turn
+            if made not in (self._stream, *self._branches.values()):
+                self._branches[index] = made
         branch = self._branches[index]
         if branch not in self._running:
             branch.wait_event(self._start)
@@ -217,11 +229,13 @@ class Recorder:
     def _cuda_graph(self) -> Iterator[torch.cuda.CUDAGraph]:
         """Capture a CUDA graph on the current stream, which is the stream of captures.
 
-        Python's collector pauses: freeing a simulator's arrays calls CUDA and breaks a capture. If
-        the capture fails, no more steps are recorded.
+        Python's collector pauses: freeing a simulator's arrays calls CUDA and breaks a capture.
+
+        Raises:
+            NotCapturedError: If the capture fails.
         """
         graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-        self._unfinished.append(graph)  # torch still knows a graph whose capture did not end
+        _UNFINISHED.append(graph)
         gc.disable()
         try:
             # "thread_local": other threads of a simulator may call CUDA meanwhile.
@@ -233,15 +247,19 @@ class Recorder:
                 finally:
                     self.join()
                 self.num_bytes += torch.cuda.memory_reserved(self._device) - reserved
-            self._unfinished.remove(graph)
+            _UNFINISHED.remove(graph)
         except RuntimeError as error:  # out of memory is one
-            # After a broken capture, ending it fails as well: the context has the first error.
-            causes = " after ".join(map(str, filter(None, (error, error.__context__))))
-            self.forget()
-            self._refuse(f"a CUDA graph could not be captured ({causes})")
             # Without an end of the capture, torch before 2.13 refuses to make random numbers.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
+            self.forget()
+            # After a broken capture, ending it fails as well: the context has the first error.
+            first = error.__context__
+            if isinstance(first, KeyboardInterrupt):
+                raise first from None
+            raise NotCapturedError(
+                " after ".join(map(str, filter(None, (error, first))))
+            ) from error
         finally:
             if collects:
                 gc.enable()

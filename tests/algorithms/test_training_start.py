@@ -9,6 +9,7 @@ from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untraine
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt_tasks.memory import RecallEnv
 
 PLAYED_ALONE = [
@@ -49,6 +50,16 @@ def test_a_share_of_zero_environments_does_not_warn_while_playing():
         roll_out(algorithm, 0)
     algorithm.update()
     roll_out(algorithm, 1)  # once
+
+
+def test_acting_keeps_no_graph_in_a_loop_of_your_own():
+    for algorithm in (
+        make_distillation(TbpttDistillation, 6, 4, gradient_length=3),
+        make_ppo(TbpttPPO, 6, 4),
+    ):
+        algorithm.act(make_obs(4))
+        for model in algorithm.transaction.stateful_models():
+            assert not any(state.requires_grad for state in as_tensors(model.get_hidden_state()))
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")

@@ -223,7 +223,8 @@ class FakeCuda:
     """Captures operations of the CPU, and knows the current stream, as torch.cuda does."""
 
     def __init__(self, monkeypatch):
-        self.error_at_end, self.in_capture, self.is_capturing = None, False, False
+        self.error_at_begin = self.error_at_end = None
+        self.in_capture = self.is_capturing = False
         self.reserved, self.pools, self.generator_state = 0, [], "capturing"
         self.current = self.first = FakeStream()
         self.live = list  # returns tensors that a capture does not change
@@ -258,6 +259,8 @@ class FakeCuda:
     @contextlib.contextmanager
     def graph_context(self, cuda_graph, pool, stream, capture_error_mode):
         """Run nothing, as a capture: tensors in ``live`` are as before at the end."""
+        if self.error_at_begin is not None:
+            raise self.error_at_begin
         assert capture_error_mode == "thread_local"
         assert stream is self.current is not self.first
         self.pools.append(pool)
@@ -267,19 +270,20 @@ class FakeCuda:
         try:
             with operations:
                 yield
-            if self.error_at_end is not None:
-                raise self.error_at_end
         finally:
             self.in_capture = False
             with torch.no_grad():
                 for tensor, value in before:
                     tensor.copy_(value)
+            if self.error_at_end is not None:  # also after an error, as torch's
+                raise self.error_at_end
         cuda_graph.replay = operations.replay
 
 
 @pytest.fixture
 def fake_cuda(monkeypatch):
     """Return a CUDA device whose kernels run on the CPU."""
+    monkeypatch.setattr(recording, "_UNFINISHED", [])
     return FakeCuda(monkeypatch)
 
 
@@ -291,10 +295,11 @@ def test_a_captured_step_runs_once(fake_cuda):
     assert_equal(results, train(Recorder("cpu"), Training()))
 
 
-@pytest.mark.parametrize("where", ["inside", "end"])
+@pytest.mark.parametrize("where", ["begin", "inside", "end"])
 def test_a_capture_that_fails_loses_nothing(fake_cuda, where):
     recorder, training, error = Recorder("cuda"), Training(), torch.OutOfMemoryError("no memory")
     fake_cuda.live, fake_cuda.error_at_end = training.tensors, error
+    fake_cuda.error_at_begin = error if where == "begin" else None
 
     def step(*arguments, **fixed):
         results = training.step(*arguments, **fixed)
@@ -315,7 +320,7 @@ def test_a_failed_capture_is_not_tried_again_until_all_is_forgotten(fake_cuda):
     recorder, one = Recorder("cuda"), torch.ones(2)
     run(recorder, add, one, one)
     run(recorder, torch.sub, one, one)
-    assert not recorder._unfinished
+    assert not recording._UNFINISHED
     fake_cuda.error_at_end = RuntimeError("invalidated")
     with pytest.warns(UserWarning, match="invalidated"):
         run(recorder, torch.mul, one, one)
@@ -324,10 +329,36 @@ def test_a_failed_capture_is_not_tried_again_until_all_is_forgotten(fake_cuda):
     assert num_recordings(recorder) == 0
     recorder.forget()
     run(recorder, add, one, one)
-    assert num_recordings(recorder) == len(recorder._unfinished) == 1
+    assert num_recordings(recorder) == len(recording._UNFINISHED) == 1
     first, second, failed, later = fake_cuda.pools
     assert first is second is failed
     assert later is not first
+
+
+def test_ctrl_c_in_a_capture_is_not_lost(fake_cuda):
+    def step():
+        if fake_cuda.in_capture:
+            raise KeyboardInterrupt
+
+    fake_cuda.error_at_end = RuntimeError("invalidated")
+    with pytest.raises(KeyboardInterrupt):
+        run(Recorder("cuda"), step)
+
+
+def test_random_numbers_go_on_also_if_the_warning_is_an_error(fake_cuda):
+    fake_cuda.error_at_end = RuntimeError("invalidated")
+    with pytest.raises(UserWarning, match="invalidated"):
+        run(Recorder("cuda"), lambda: None)
+    assert fake_cuda.generator_state == "new"
+
+
+def test_a_branch_never_has_the_stream_of_the_step(fake_cuda, monkeypatch):
+    own, other = FakeStream(), FakeStream()
+    streams = iter([own, own, other])  # torch hands out a few in turn
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(streams))
+    recorder = Recorder("cuda")
+    with recorder._aside(), recorder.stream(1):
+        assert fake_cuda.current is other
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -122,7 +122,12 @@ def built(monkeypatch):
     return configs
 
 
-def test_mjlabs_task_is_named_by_the_user(checkpoint, built):
+def test_mjlabs_task_is_that_of_the_experiment_or_named_by_the_user(checkpoint, built):
+    names = {"Other": "e", "Tracking": "other"}
+    registry = mjlab_module._registry()
+    registry.load_rl_cfg = lambda task: SimpleNamespace(experiment_name=names[task])
+    assert mjlab.find_trained(checkpoint) == Trained("Other", "")
+    names["Tracking"] = "e"
     with pytest.raises(ValueError, match=r"--task is missing, expected one of \['Other', 'Track"):
         mjlab.find_trained(checkpoint)
     assert mjlab.find_trained(checkpoint, "Mine") == Trained("Mine", "")

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.files import ENV
+from rsl_tbptt.files import AGENT, ENV, read_config
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Mjlab(Platform):
     EXTRA = "mjlab"
     TASKS = "mjlab.tasks"
     PROGRAM = "play"
+    PLAYS_REGISTERED = True
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether the environment's config in a log folder is of mjlab's form."""
@@ -40,17 +41,23 @@ class Mjlab(Platform):
         return path.is_file() and "\n  mujoco:" in path.read_text("utf-8", "replace")
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
-        """Return the named task: mjlab notes none.
+        """Return the named task, or the only one whose experiment has the noted name.
 
         Raises:
-            ValueError: If none is named.
+            ValueError: If none is named, and mjlab's notes do not tell.
         """
-        if task is None:
-            raise ValueError(
-                f"--task is missing, expected one of {_registry().list_tasks()}: mjlab does not"
-                f" note which of them {checkpoint} was trained on."
-            )
-        return Trained(task, "")
+        if task is not None:
+            return Trained(task, "")
+        registry, agent = _registry(), checkpoint.parent / AGENT
+        experiment = read_config(agent).get("experiment_name") if agent.is_file() else None
+        tasks = registry.list_tasks()
+        named = [t for t in tasks if registry.load_rl_cfg(t).experiment_name == experiment]
+        if len(named) == 1:
+            return Trained(named[0], "")
+        raise ValueError(
+            f"--task is missing, expected one of {named or tasks}: mjlab does not note which of"
+            f" them {checkpoint} was trained on."
+        )
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
         """Return the agent of mjlab's registry."""

@@ -163,11 +163,17 @@ def _recorded(
         trajectory = golden.draw(policy, heads, groups, steps, seed)
         source = "drawn, with mean and deviation of the policy's normaliser if it has one"
     else:
-        with started(run, num_envs=1, seed=seed, **where) as start:
-            policy, trajectory = start.policy, golden.record(start, heads, steps, seed)
-            source = f"one robot of {start.task}, noise included, seed {seed}"
-            if run.platform.TASKS is not None:  # those of rsl_rl alone name code
-                simulation = {"platform": run.platform.name, "task": start.task}
+        try:
+            with started(run, num_envs=1, seed=seed, **where) as start:
+                policy, trajectory = start.policy, golden.record(start, heads, steps, seed)
+        except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"No golden trajectory can be recorded in one environment: {error} If a task needs"
+                " more environments, draw the trajectory with --drawn."
+            ) from error
+        source = f"one robot of {start.task}, noise included, seed {seed}"
+        if run.platform.TASKS is not None:  # those of rsl_rl alone name code
+            simulation = {"platform": run.platform.name, "task": start.task}
     about = {"checkpoint": run.checkpoint.name, "iteration": run.iteration}
     about[COUNTER] = run.counted_steps
     about |= {"golden": f"{steps} steps, {source}", "simulation": simulation}

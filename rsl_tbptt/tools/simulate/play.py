@@ -8,7 +8,7 @@ have the same seed. The simulator's own ray tracer renders them: no OpenGL, any 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from rsl_tbptt.checkpoints.describing import qualified_name
 from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.compat.versions import resolve_callable
 from rsl_tbptt.files import complete, output_path
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
 
@@ -90,10 +92,29 @@ def play(
     checkpoint = checkpoint.resolve()
     platform = load_platform(platform_of(checkpoint))
     _check_has_robots(platform, checkpoint)
-    read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
+    loaded = read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
     trained = platform.find_trained(checkpoint, task)
+    if platform.PLAYS_REGISTERED:
+        _check_registered(platform.registered_agent(trained), trained.task, loaded)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *extra_args], Path.cwd(), device)
+
+
+def _check_registered(agent: Mapping[str, Any], task: str, checkpoint: Mapping[str, Any]) -> None:
+    """Check that a task registers the kind of model that a checkpoint has.
+
+    Raises:
+        ValueError: If it does not, as after a change on the command line of the training.
+    """
+    for role, model in checkpoint.get("rsl_tbptt", {}).get("models", {}).items():
+        name = agent.get(role, {}).get("class_name")
+        registered = name and qualified_name(resolve_callable(name))
+        if role in ("actor", "student") and registered != model["class_name"]:
+            raise ValueError(
+                f"{task} registers {registered} as its {role}, and the checkpoint has a"
+                f" {model['class_name']}, expected the same: mjlab's play shows registered models."
+                " With --video FILE any model is filmed."
+            )
 
 
 def _check_has_robots(platform: Platform, checkpoint: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_error_for_a_model_without_rsl_rls_distribution_names_what_is_missin
         algorithm.update()
 
 
-def end_by_time(algorithm, final_obs):
+def end_by_time(algorithm, final_obs, key="final_obs"):
     """Take two steps after which all time out; return the twin critic's final value."""
     generator = torch.Generator().manual_seed(0)
     twin = copy.deepcopy(algorithm.critic)
@@ -57,16 +57,17 @@ def end_by_time(algorithm, final_obs):
             twin(obs)
             extras: dict[str, Any] = {"time_outs": dones}
             if final_obs is not None:
-                extras["final_obs"] = dict(final_obs.items())
+                extras[key] = dict(final_obs.items())
             algorithm.process_env_step(obs, torch.zeros(4), dones.long(), extras)
         return twin(final_obs if final_obs is not None else obs)
 
 
-def test_time_outs_are_valued_by_the_final_observation_with_the_current_memory():
+@pytest.mark.parametrize("key", ["final_obs", "time_out_bootstrap_obs"])
+def test_time_outs_are_valued_by_the_final_observation_with_the_current_memory(key):
     algorithm = make_ppo(TbpttPPO, 2, 4)
     final_obs = make_obs(4, torch.Generator().manual_seed(9))
     final_obs["state"][3] = float("nan")
-    value = end_by_time(algorithm, final_obs)
+    value = end_by_time(algorithm, final_obs, key)
     assert (algorithm.storage.rewards[0] == 0).all()  # no episode timed out, with or without NaN
     expected = algorithm.gamma * value
     torch.testing.assert_close(
