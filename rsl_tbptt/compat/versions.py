@@ -100,7 +100,7 @@ def _on_device(norm: torch.Tensor, device: torch.device) -> torch.Tensor:
 
     A recording could not copy it from there.
     """
-    return norm if norm.device == device else torch.zeros_like(norm, device=device)
+    return norm if norm.device == device else torch.zeros((), dtype=norm.dtype, device=device)
 
 
 def world_size() -> int:

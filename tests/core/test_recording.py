@@ -53,10 +53,10 @@ class Training:
     def step(self, inputs, state=None, *, branches=None):
         """Do one step with the models on a branch each; return losses and the next state."""
         self.num_calls += 1
-        self.optimizer.zero_grad(set_to_none=False)
         losses = []
         for index, model in enumerate((self.actor, self.critic)):
             with branches.stream(index) if branches else contextlib.nullcontext():
+                model.zero_grad(set_to_none=False)  # here: a branch waits for nothing in the step
                 loss = model(inputs).square().mean()
                 loss.backward()
                 losses.append(loss.detach())

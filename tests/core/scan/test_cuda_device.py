@@ -70,7 +70,8 @@ def test_inside_the_callers_own_graph(name):
         outputs, _ = recurrent_scan(*case, engine)
         return outputs, *torch.autograd.grad(outputs, [*case[0].parameters()], outputs.detach())
 
-    expected, stream = run("reference"), torch.cuda.Stream()
+    expected = [each.detach() for each in run("reference")]  # its graph's streams stay behind
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         run(name)  # compiles the kernels

@@ -63,9 +63,11 @@ def test_the_host_never_asks_the_device(launches):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(launches, cell, autocast):
+def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(launches, cell, autocast, device):
     """All else that is launched does not depend on the number of steps."""
     forward, backward = ["addmm_", f"{cell.lower()}_forward"], [f"{cell.lower()}_backward", "mm"]
+    if device.type == "cuda":  # its backward pass has its own thread, where nothing is counted
+        backward = []
     for with_backward, expected in ((False, forward), (True, forward + backward)):
         short, long = (
             launches(steps, 0.3, autocast, backward=with_backward) for steps in (T, T + 2)
@@ -91,7 +93,8 @@ def test_a_layer_launches_little_beyond_its_steps(engine, cell, device, needs_dx
     forward, backward = launched.names[:num_forward], launched.names[num_forward:]
     beyond = len(forward) - 2 * T, len(backward) - (2 * T - 1)  # step 0 has no product backward
     of_forward, of_backward = BEYOND_STEPS[cell]
-    assert beyond == (of_forward, of_backward + needs_dx), launched.names
+    counted = slice(1) if device.type == "cuda" else slice(2)  # see above
+    assert beyond[counted] == (of_forward, of_backward + needs_dx)[counted], launched.names
 
 
 def test_windows_share_what_is_made_of_unchanged_weights(engine, cell, device):

@@ -1,0 +1,103 @@
+"""No optimiser step copies between host and device, which would break a recording on a GPU.
+
+A step of each case runs on the meta device. Its tensors have shapes but no values, so whatever
+reads one fails, and an operation that also touches a tensor of the CPU stands for a copy.
+"""
+
+import pytest
+import torch
+from support.cases import CASES, EXPECTED_WARNINGS, NUM_ENVS, NUM_STEPS, RECORDED
+from support.helpers import obs_like
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rsl_tbptt.algorithms import TbpttDistillation, distillation, ppo
+from rsl_tbptt.algorithms.extensions import heads, rnd
+from rsl_tbptt.core import scan
+
+pytestmark = EXPECTED_WARNINGS
+
+FROM_FILES = ("imitating", "fine-tuned", "pulled", "several-teachers")
+NAMES = [name for name in RECORDED if not any(part in name for part in FROM_FILES)]
+READ = torch.Tensor.__bool__
+
+
+class Transfers(TorchDispatchMode):
+    """Names operations that touch tensors of both devices."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        results = operation(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, results))
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        self.names += [str(operation)] * (len(devices) > 1)
+        return results
+
+
+@pytest.fixture(autouse=True)
+def meta(monkeypatch):
+    """Stand in for what torch lacks on the meta device: fused optimisers, Triton and autocast."""
+    for module in (distillation, ppo, heads, rnd):
+        monkeypatch.setattr(module, "step_at", lambda optimizer, rate: None)
+    monkeypatch.setattr(scan.triton, "_kernel", lambda *_: lambda *_: None)
+    engine = scan.ENGINES["triton"]._replace(device=None)
+    monkeypatch.setitem(scan.ENGINES, "triton", engine)
+    for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
+        function = getattr(torch, name)
+        monkeypatch.setattr(
+            torch,
+            name,
+            lambda kind="cpu", *args, function=function, **options: function(
+                "cpu" if kind == "meta" else kind, *args, **options
+            ),
+        )
+
+
+def begun(name):
+    """Return a case's algorithm on the meta device, with a rollout, at its first step."""
+    algorithm = CASES[name].build(device="meta", scan_engine="triton")
+    algorithm.step_checks.observations = lambda obs: obs
+    algorithm.step_checks.step = lambda obs, rewards, dones: (rewards, dones)
+    algorithm._begin_steps = lambda *_: None
+    if hasattr(algorithm, "held_out"):
+        algorithm.held_out.measure = lambda *_: None
+    zeros = torch.zeros(NUM_ENVS, device="meta")
+    for _ in range(NUM_STEPS):
+        obs = obs_like(algorithm.storage, torch.Generator()).to("meta")
+        algorithm.act(obs)
+        algorithm.process_env_step(obs, zeros, zeros.long(), {})
+    algorithm.compute_returns(obs)
+    algorithm._begin_update()
+    return algorithm
+
+
+def step(algorithm, **fixed):
+    """Make one optimiser step."""
+    if isinstance(algorithm, TbpttDistillation):
+        drawn = next(algorithm.experience.draw(1))
+        arguments = drawn.columns, None, algorithm._student.divisor(drawn)
+        return lambda: algorithm.step(*arguments, group=0, num_parts=1, **fixed)
+    segments, number = next(iter(algorithm.batches.draw()))
+    scaled = algorithm._rollouts[2], segments, number, algorithm._ranks
+    arguments = segments, algorithm.gradient.scales(*scaled)
+    return lambda: algorithm.step(*arguments, num_samples=number, num_parts=1, **fixed)
+
+
+WARM_UPS = {"ppo-whole": {"holds_actor": True}, "ppo-heads-mlp": {"holds_actor": True}}
+"""Steps while the critic warms up."""
+
+
+@pytest.mark.filterwarnings("ignore:scan_engine is 'triton', which has no effect")
+@pytest.mark.parametrize(("name", "fixed"), [*((name, {}) for name in NAMES), *WARM_UPS.items()])
+def test_no_step_copies_between_host_and_device(monkeypatch, name, fixed):
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: self.is_meta or READ(self))
+    algorithm = begun(name)
+    for first in (True, False):
+        make = step(algorithm, first=first, **fixed)
+        monkeypatch.setattr(torch.Tensor, "__bool__", READ)
+        with Transfers() as transfers:
+            make()
+        assert not transfers.names
