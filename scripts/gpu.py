@@ -110,7 +110,7 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
     python = sys.executable
     if shutil.which("nvidia-smi"):
         yield Portion("nvidia-smi", 0.1, ("nvidia-smi", "-q"))
-    doctor = ("doctor", "--device", device, "--output", str(output))
+    doctor = ("doctor", "--device", device)
     yield Portion("doctor", 0.3, (python, "-m", "rsl_tbptt.tools.commands.cli", *doctor))
     workers = str(min(14, os.cpu_count() or 1))
     pytest = (python, "-m", "pytest", "-rs", "-p", "xdist", "-n", workers, "--dist", "loadgroup")
@@ -119,10 +119,12 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
 
     def bench(rows: str, minutes: float) -> Portion:
         options = ("--rows", rows, "--device", device, "--output", str(output / "bench" / rows))
-        tiny = ("--quick",) if quick else ()
         return Portion(f"bench-{rows}", minutes, (*benchmark, "suite", *options, *tiny))
 
-    yield Portion("tests-algorithms", 0.5, (*pytest, "tests/algorithms", "-m", "gpu"))
+    tiny = ("--quick",) if quick else ()
+    yield Portion("recorded", 0.7, (*benchmark, "recorded", "--device", device, *tiny))
+    marked = ("tests/core/test_recording.py", "tests/algorithms", "-m", "gpu", "--device", kind)
+    yield Portion("tests-marked", 0.6, (*pytest, *marked))
     yield from (bench(rows, minutes) for rows, minutes in TRAINED.items())
     yield Portion("tests-scan", 0.9, (*pytest, "tests/core/scan", "--device", kind))
     yield from (bench(rows, minutes) for rows, minutes in BENCHMARK.items())

@@ -9,15 +9,14 @@ def fill(template: Path, **values: object) -> str:
     """Fill a template.
 
     Args:
-        template: File that ends in ``.html.j2``, whose values are escaped, or in ``.md.j2``.
+        template: The file.
         **values: Values by name; a missing name is an error.
 
     Returns:
-        HTML or Markdown.
+        Markdown.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template.parent),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,

@@ -197,10 +197,6 @@ class Algorithm:
         for optimizer in self._optimizers():
             optimizer.zero_grad()
 
-    def _gradients(self) -> list[torch.Tensor | None]:
-        """Return the gradients of ``parameters``."""
-        return [parameter.grad for parameter in self.parameters]
-
     def _set_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
         """Set the gradients of ``parameters``."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -212,7 +208,7 @@ class Algorithm:
         """Return the results of a step before its optimisers: sums (M,), health and gradients."""
         zero = torch.zeros_like(next(iter(sums.values())))
         reported = torch.stack([sums.get(name, zero) for name in names])
-        return reported, health, self._gradients()
+        return reported, health, [parameter.grad for parameter in self.parameters]
 
     def _shared_metrics(
         self, num_samples: int, health: Mapping[str, torch.Tensor], models: Mapping[str, Any]

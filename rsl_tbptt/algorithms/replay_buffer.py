@@ -438,13 +438,8 @@ class ReplayBuffer:
             state_dict: The result of :meth:`state_dict`.
 
         Raises:
-            ValueError: If the sequences have other shapes, or weights.
+            ValueError: If the sequences have other shapes.
         """
-        if "weights" in state_dict:
-            raise ValueError(
-                "The checkpoint's replay buffer has weights of imitation_weight, an option that is"
-                " gone: set save_buffer to False to begin with an empty one."
-            )
         found, expected = (
             [
                 *((len(tensor), *tensor.shape[2:]) for tensor in sequences),

@@ -20,7 +20,7 @@ from rsl_rl.utils import resolve_nn_activation
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.checkpoints.reading import Advice, check_matches
+from rsl_tbptt.checkpoints.reading import check_matches
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.files import AGENT, complete, read_config
 
@@ -147,7 +147,6 @@ def check_fits(
     obs: TensorDict,
     checkpoint: Mapping[str, Any],
     path: str | None = None,
-    advice: Advice | None = None,
 ) -> None:
     """Check that a model can be loaded from a checkpoint, before anything is changed.
 
@@ -161,13 +160,12 @@ def check_fits(
         obs: Observations of any batch size.
         checkpoint: The checkpoint.
         path: Its path, or None if it is unknown.
-        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If the parameters do not fit, or if the model was trained with another
             activation, or with the same observation groups in another order or of other widths.
     """
-    check_matches(model, state_dict, role, advice)
+    check_matches(model, state_dict, role)
     trained, source = _trained_with(role, checkpoint, path)
     if trained is None:
         return

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,23 +62,13 @@ def student_state_dict(checkpoint: Mapping[str, Any]) -> Mapping[str, torch.Tens
     return checkpoint["student_state_dict"]
 
 
-Advice = Callable[[str, str, bool], str]
-"""Returns the setting to change for a key, its role, and whether the checkpoint has the key."""
-
-
-def check_matches(
-    model: nn.Module,
-    state_dict: Mapping[str, torch.Tensor],
-    role: str,
-    advice: Advice | None = None,
-) -> None:
+def check_matches(model: nn.Module, state_dict: Mapping[str, torch.Tensor], role: str) -> None:
     """Check that ``state_dict`` fits ``model`` exactly, before anything is changed.
 
     Args:
         model: The model to load into.
         state_dict: Parameters and buffers by name.
         role: "teacher" or "student", for the message.
-        advice: Returns the setting to change. None uses the config of the installed rsl_rl.
 
     Raises:
         ValueError: If a key is missing, unexpected or of another shape; it names the first such key
@@ -86,18 +76,19 @@ def check_matches(
     """
     from rsl_tbptt.compat.versions import config_advice
 
-    expected, advise = model.state_dict(), advice or config_advice
+    expected = model.state_dict()
     last_layer = [key for key in expected if key.startswith("mlp.")][-2:]  # its weight and bias
     outputs = {*last_layer, *(key for key in expected if key.startswith("distribution."))}
     for key in state_dict:
         if key not in expected:
             raise ValueError(
-                f"The checkpoint holds '{key}', which the {role} lacks: {advise(key, role, True)}"
+                f"The checkpoint holds '{key}', which the {role} lacks:"
+                f" {config_advice(key, role, True)}"
             )
     for key, tensor in expected.items():
         if key not in state_dict:
             raise ValueError(
-                f"The checkpoint lacks '{key}' of the {role}: {advise(key, role, False)}"
+                f"The checkpoint lacks '{key}' of the {role}: {config_advice(key, role, False)}"
             )
         if state_dict[key].shape != tensor.shape:
             if key in outputs and state_dict[key].shape[1:] == tensor.shape[1:]:

@@ -116,15 +116,15 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[st
 
 
 def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
-    """Return the setting of the config that has to change for the key to agree."""
+    """Return the setting of the model's config that has to change for the key to agree."""
     if key.startswith("distribution"):
         verb = "set" if in_checkpoint else "remove"
-        return f"{verb} '{role}.distribution_cfg' in the config, as when it was trained."
+        return f"{verb} distribution_cfg in the {role}'s config, as when it was trained."
     if key.startswith("obs_normalizer"):
-        return f"set '{role}.obs_normalization' to {in_checkpoint} in the config."
+        return f"set obs_normalization to {in_checkpoint} in the {role}'s config."
     if key.startswith("rnn"):
         return (
-            f"set '{role}.class_name' to '{'RNNModel' if in_checkpoint else 'MLPModel'}', and"
-            " 'rnn_type' and 'rnn_num_layers' as when it was trained."
+            f"set class_name to '{'RNNModel' if in_checkpoint else 'MLPModel'}' in the {role}'s"
+            " config, and rnn_type and rnn_num_layers as when it was trained."
         )
-    return f"give '{role}' in the config the architecture it was trained with."
+    return f"give the {role}'s config the architecture it was trained with."

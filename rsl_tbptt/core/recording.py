@@ -94,6 +94,8 @@ class Recorder:
         self._start: Any = None
         self._inside = False
         self._said: set[str] = set()
+        self.error: Exception | None = None
+        """Raised by the last capture that failed."""
         self._places: list[Hashable] = []
         self.forget()
 
@@ -254,12 +256,10 @@ class Recorder:
             generator.graphsafe_set_state(generator.clone_state())
             self.forget()
             # After a broken capture, ending it fails as well: the context has the first error.
-            first = error.__context__
+            self.error, first = error, error.__context__
             if isinstance(first, KeyboardInterrupt):
                 raise first from None
-            raise NotCapturedError(
-                " after ".join(map(str, filter(None, (error, first))))
-            ) from error
+            raise NotCapturedError(f"{error} after {first}" if first else str(error)) from error
         finally:
             if collects:
                 gc.enable()

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.checkpoints.describing import check_fits
-from rsl_tbptt.checkpoints.reading import Advice, checkpoint_file, read_checkpoint
+from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 from rsl_tbptt.compat.versions import (
     GaussianDistribution,
     MLPModel,
@@ -376,7 +376,6 @@ def check_teacher(
     obs: TensorDict,
     checkpoint: Mapping[str, Any],
     path: str | None = None,
-    advice: Advice | None = None,
 ) -> None:
     """Check that a checkpoint's teacher, or several, fit; see ``check_fits``.
 
@@ -386,13 +385,12 @@ def check_teacher(
         obs: Observations of any batch size.
         checkpoint: The checkpoint.
         path: Path of the checkpoint, or None if it is unknown.
-        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If they do not fit.
     """
     if not isinstance(teacher, SelectedTeachers):
-        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, advice)
+        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path)
         return
     parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in teacher.teachers}
     for key, tensor in state_dict.items():
@@ -409,9 +407,7 @@ def check_teacher(
         check_fits(models[name], part, role_of(name), obs, checkpoint)
 
 
-def read_teacher(
-    model: Any, path: str, role: str, obs: TensorDict, advice: Advice | None = None
-) -> Mapping[str, torch.Tensor]:
+def read_teacher(model: Any, path: str, role: str, obs: TensorDict) -> Mapping[str, torch.Tensor]:
     """Read a teacher's parameters and buffers, of any shapes, from its file.
 
     If the model has the form of a distillation's student, that student is read, with a warning.
@@ -421,7 +417,6 @@ def read_teacher(
         path: The file of PPO or distillation, or ``FOLDER/latest``.
         role: Place of the teacher's config, for messages; see ``check_fits``.
         obs: Observations of any batch size.
-        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If the file is missing, damaged or does not fit, or if the student and the
@@ -443,7 +438,7 @@ def read_teacher(
         models = checkpoint.get("rsl_tbptt", {}).get("models", {})
         described = {role: models["student"]} if "student" in models else {}
         checkpoint, state_dict = {"rsl_tbptt": {"models": described}}, student
-    check_fits(model, state_dict, role, obs, checkpoint, path, advice)
+    check_fits(model, state_dict, role, obs, checkpoint, path)
     return state_dict
 
 
@@ -451,9 +446,7 @@ def _form(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in state_dict.items()}
 
 
-def load_teacher(
-    model: Any, path: str | None, obs: TensorDict, ranks: Ranks, advice: Advice | None = None
-) -> None:
+def load_teacher(model: Any, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
     """Load a teacher, or several, from their files on each rank; see :func:`read_teacher`.
 
     Args:
@@ -461,7 +454,6 @@ def load_teacher(
         path: The file of a single teacher.
         obs: Observations of any batch size.
         ranks: The processes that train together.
-        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
@@ -471,7 +463,7 @@ def load_teacher(
         if isinstance(model, SelectedTeachers):
             model.load_checkpoints()
         else:
-            model.load_state_dict(read_teacher(model, str(path), "teacher", obs, advice))
+            model.load_state_dict(read_teacher(model, str(path), "teacher", obs))
 
     with torch.inference_mode(False):  # the runner's rollout disables gradients
         ranks.run_together(load)

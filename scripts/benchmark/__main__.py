@@ -6,6 +6,8 @@ agents: the same for Isaac Lab's recurrent agents.
 
 profile: where the time of one of our updates goes, by torch's profiler.
 
+recorded: recorded optimiser steps next to steps that run as they are, with the error of a capture.
+
 host: time of the host in an optimiser step, which a GPU cannot shorten.
 
 update: time and memory of one update of your own sizes next to the installed rsl_rl's.
@@ -57,6 +59,10 @@ def parse_args() -> argparse.Namespace:
     update.add_argument("--pairs", type=int, default=5, help="updates of each library (5)")
     update.add_argument("--memory", action="store_true", help="also the peak of memory")
     update.set_defaults(measure=print_update)
+    recorded = benchmarks.add_parser("recorded", help="recorded steps next to steps as they are")
+    recorded.add_argument("--quick", action="store_true", help="tiny cases: to test")
+    recorded.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+    recorded.set_defaults(measure=compare_recorded)
     host = benchmarks.add_parser("host", help="time of the host in an optimiser step")
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
     host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
@@ -108,6 +114,18 @@ def print_update(args: argparse.Namespace) -> None:
     if args.memory:
         rows.append(suite.Row(name="update", case=case, measure="memory"))
     print(suite.report(suite.measure(rows, case.device)))
+
+
+def compare_recorded(args: argparse.Namespace) -> None:
+    """Compare recorded steps with steps that run as they are.
+
+    Raises:
+        ValueError: If they differ, or steps are not recorded on a GPU.
+    """
+    from scripts.benchmark.recorded import compare
+
+    if not compare(args.device, quick=args.quick):
+        raise ValueError("Recorded steps differ from steps as they are, or were not recorded.")
 
 
 def print_host_times(args: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.files import AGENT, read_config
-from rsl_tbptt.tools.platforms import load_platform
 from scripts.pipeline.experiments import REPOSITORY, Experiment
 from scripts.pipeline.run import Stage
 from scripts.pipeline.training import iterations_left, train_command
@@ -142,8 +141,8 @@ def read_evaluation(folder: Path, name: str) -> dict[str, Any]:
 
 def _task(experiment: Experiment, policy: str) -> str:
     """Return the registered id of a policy's task."""
-    agent = experiment.policies[policy].agent
-    return load_platform(experiment.platform).task_id(experiment.task, agent)
+    agent = experiment.policies[policy].agent  # mjlab has one per id
+    return f"{experiment.task}-{agent}" if experiment.platform == "mjlab" else experiment.task
 
 
 def _task_overrides(experiment: Experiment, policy: str) -> list[str]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rsl_tbptt.checkpoints.reading import NUMBERED
-from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.platforms.isaaclab import placement
 from scripts.pipeline.experiments import Experiment, Policy
 
@@ -71,7 +70,7 @@ def _isaaclab(
 def _mjlab(
     experiment: Experiment, policy: Policy, run_name: str, device: str, loaded: Path | None
 ) -> list[str]:
-    command = ["train", load_platform("mjlab").task_id(experiment.task, policy.agent)]
+    command = ["train", f"{experiment.task}-{policy.agent}"]
     command += ["--env.scene.num-envs", str(policy.num_envs or experiment.num_envs)]
     command += ["--agent.max-iterations", str(policy.iterations)]
     command += ["--agent.seed", str(policy.seed), "--agent.run-name", run_name]

@@ -233,12 +233,12 @@ def test_the_error_of_rsl_rls_ppo_for_a_students_checkpoint():
 @pytest.mark.parametrize(
     ("kind", "kwargs", "message"),
     [
-        ("lstm", {}, r"set 'teacher\.class_name' to 'RNNModel'"),
+        ("lstm", {}, "set class_name to 'RNNModel' in the teacher's"),
         ("mlp", {"distribution_cfg": None}, "lacks 'distribution.std_param' of the teacher: rem"),
         (
             "mlp",
             {"obs_normalization": True},
-            "holds 'obs_normalizer.*set 'teacher.obs_normalization' to True",
+            "holds 'obs_normalizer.*set obs_normalization to True",
         ),
         (
             "mlp",

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 from scripts.benchmark.suite import load_rows
 from scripts.gpu import BENCHMARK, TRAINED, Portion, portions, run_all
@@ -48,6 +49,11 @@ def test_four_minutes_are_planned_for_the_tests_and_what_people_train(tmp_path, 
     names = [portion.name for portion in todo]
     for rows in (*TRAINED, *BENCHMARK):
         assert any(rows in row.name for row in load_rows("rows"))
-    first = 1 + max(names.index(name) for name in names if "tests" in name or "trained" in name)
-    assert {f"bench-{rows}" for rows in TRAINED} | {"tests-scan"} < {*names[:first]}
+    first = 1 + max(names.index(name) for name in names if "trained" in name)
+    assert names[:4] == ["nvidia-smi", "doctor", "recorded", "tests-marked"]
+    assert {f"bench-{rows}" for rows in TRAINED} < {*names[:first]}
     assert sum(portion.minutes for portion in todo[:first]) <= 4.0
+    marked = {path for path in Path("tests").rglob("*.py") if "mark.gpu\n" in path.read_text()}
+    (tests,) = (portion.command for portion in todo if portion.name == "tests-marked")
+    folders = [Path(word) for word in tests if word.startswith("tests/")]
+    assert all(any(path.is_relative_to(folder) for folder in folders) for path in marked)

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.option_checks import OptionGroup, count, positive
 from rsl_tbptt.algorithms.replay import observed_groups
-from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
+from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import labels_of
 from rsl_tbptt.models.controller import as_teacher, has_parameters, is_model, with_controllers
@@ -238,7 +238,7 @@ class Imitation(Extension):
                 " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
                 " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
-        load_teacher(self.model, path, self._storage.observations, self._ranks, _advice)
+        load_teacher(self.model, path, self._storage.observations, self._ranks)
         self.is_loaded = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class Imitation(Extension):
         teacher, state_dict = self.model, saved.get("teacher_state_dict")
         if teacher is not None and has_parameters(teacher) and state_dict:
             obs = self._storage.observations
-            check_teacher(teacher, state_dict, obs, checkpoint or {}, advice=_advice)
+            check_teacher(teacher, state_dict, obs, checkpoint or {})
             teacher.load_state_dict(state_dict)
             self.is_loaded = True
         self._num_updates = saved.get("num_updates", 0)
@@ -302,8 +302,3 @@ def build_teacher(
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         teacher = model_class(obs, obs_groups, "teacher", env.num_actions, **arguments)
     return teacher.to(device)
-
-
-def _advice(key: str, role: str, in_checkpoint: bool) -> str:
-    """Return the setting of the config that has to change for the key to agree."""
-    return config_advice(key, f"algorithm.{role}_cfg", in_checkpoint)

@@ -113,14 +113,11 @@ def doctor(
     ] = None,
     /,
     *,
-    output: Annotated[
-        Path, "check that this folder can be written to (default: the working directory)"
-    ] = Path(),
     device: Device = "cpu",
 ) -> int:
     """Check this setup or a training, and say what is wrong."""
     if folder is None:
-        return 0 if diagnose(device, output) else 1
+        return 0 if diagnose(device) else 1
     require("doctor RUN")
     from rsl_tbptt.tools.run_doctor import diagnose_run
 

@@ -5,14 +5,12 @@ Slow modules are imported where they are needed: the command line imports this o
 
 import importlib
 import importlib.util
-import os
 import platform as system
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
-from pathlib import Path
 
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.installation import install, installed_version, machine, num_cores, versions
@@ -36,12 +34,11 @@ EXTRAS = {
 """The extra of this package that brings a module."""
 
 
-def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
+def diagnose(device: str = "cpu") -> bool:
     """Check this setup and print a line for each check.
 
     Args:
         device: Device that should compute, ``cpu`` or ``cuda:<index>``.
-        output: Folder that trainings should be able to write to.
 
     Returns:
         Whether all passed.
@@ -65,7 +62,6 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         else:
             checks["tools"] = lambda: f"{', '.join(TOOLS)} have what they need"
         checks["device"] = partial(check_device, device)
-    checks["folder"] = partial(check_folder, output)
     passed = {name: _report(name, check) for name, check in checks.items()}
     newest = passed.get("packages") and rsl_rl_era() == MODELS_ERA
     if newest and passed["device"] and device != "cpu":
@@ -225,22 +221,6 @@ def check_engine(device: str) -> str:
     eager = Recorder(device).reason
     steps = f"steps run as they are ({eager})" if eager else "steps are recorded as CUDA graphs"
     return f"{', '.join(sorted(engines))}, products in {precision}; {steps}"
-
-
-def check_folder(folder: Path) -> str:
-    """Check that a folder can be written to, or made.
-
-    Returns:
-        Its full path.
-
-    Raises:
-        ValueError: If it cannot.
-    """
-    path = folder.resolve()
-    there = next(place for place in (path, *path.parents) if place.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise ValueError(f"The folder is {path}, expected one that can be written: name another.")
-    return str(path)
 
 
 def _refuse_missing(packages: Mapping[str, str | None], extra: str) -> None:

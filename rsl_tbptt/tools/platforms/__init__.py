@@ -138,10 +138,6 @@ class Platform:
         """
         raise NotImplementedError
 
-    def task_id(self, task: str, agent: str) -> str:
-        """Return the registered id of a task; its environment is the same for every agent."""
-        return task
-
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
     ) -> list[str]:

@@ -89,10 +89,6 @@ class Mjlab(Platform):
         camera = env.unwrapped.scene[CAMERA]
         return lambda: camera.data.rgb
 
-    def task_id(self, task: str, agent: str) -> str:
-        """Return ``<task>-<agent>``, as mjlab has one agent per id; without an agent, the id."""
-        return f"{task}-{agent}" if agent else task
-
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
     ) -> list[str]:

@@ -157,7 +157,7 @@ def test_the_teacher_is_that_of_the_student_or_of_the_file(loaded, file, seed, t
         (lambda folder: str(folder / "no.pt"), "no.pt' does not exist"),
         (
             lambda folder: teacher_file(folder, obs_normalization=True),
-            "set 'algorithm.teacher_cfg.obs_normalization' to True",
+            "set obs_normalization to True in the teacher's config",
         ),
         (lambda folder: None, "teacher_coef is 0.8 and teacher_checkpoint is None"),
     ],
