@@ -68,11 +68,15 @@ def machine(device: str) -> dict[str, str]:
     Returns:
         Names to descriptions.
     """
-    gigabytes = "unknown"
+    gigabytes, gpu = "unknown", "not available"
+    if device != "cpu":
+        import torch
+
+        gpu = torch.cuda.get_device_name(device) if torch.cuda.is_available() else gpu
     if hasattr(os, "sysconf"):  # Windows has none
         gigabytes = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB"
     return {
-        "device": device if device == "cpu" else f"{device}, {_gpu_name(device)}",
+        "device": device if device == "cpu" else f"{device}, {gpu}",
         "processor": f"{_processor()}, {num_cores()} cores",
         "memory": gigabytes,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -90,9 +94,3 @@ def _processor() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _gpu_name(device: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "not available"

@@ -14,7 +14,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.curricula import Curricula
-from rsl_tbptt.algorithms.health import finite, obs_scales
+from rsl_tbptt.algorithms.health import obs_scales
 from rsl_tbptt.algorithms.optimizers import common_rate, is_fused, set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.option_checks import parse_fields, positive
 from rsl_tbptt.algorithms.options import CHANGEABLE, Options, check_runner_keys
@@ -221,10 +221,12 @@ class Algorithm:
             models: Models by role, whose inputs are measured.
         """
         stored = self.storage
+        measured = {**health, **obs_scales(models, stored.observations[0])}
         return {
             "done_rate": self._ranks.mean(stored.dones.float(), num_samples),
             **{k: v for each in self.extensions for k, v in each.metrics().items()},
-            **finite({**health, **obs_scales(models, stored.observations[0])}),
+            # Finite, so that no update is skipped for them.
+            **{name: torch.nan_to_num(value) for name, value in measured.items()},
         }
 
     def _exchanged(
@@ -300,7 +302,7 @@ class Algorithm:
         rollout that no update has taken, after an error or Ctrl+C, is dropped.
         """
         stored = self.storage
-        for model in self.transaction.stateful_models():
+        for model in self.stateful_models().values():
             state = as_tensors(model.get_hidden_state())
             if state and state[0].shape[1] != stored.num_envs:
                 model.reset()

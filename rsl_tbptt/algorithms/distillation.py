@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
-from torch import nn
 
 from rsl_tbptt.algorithms.behavior_losses import BUFFER
 from rsl_tbptt.algorithms.distillation_rollouts import DistillationRollouts
@@ -18,7 +17,7 @@ from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import set_state
 from rsl_tbptt.algorithms.step_checks import check_types
 from rsl_tbptt.algorithms.transaction import whole_or_nothing
-from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.compat.versions import MLPModel, clip_gradients
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Batch
@@ -184,12 +183,11 @@ class TbpttDistillation(DistillationRollouts):
         """
         self._set_gradients(gradients)
         max_norm = self.options.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(self._student.replay.parameters, max_norm)
+        (norm,) = clip_gradients([self._student.replay.parameters], max_norm)
         step_at(self.optimizer, self.rate)
         for extension in self.extensions:
             extension.step(self.rate)
-        # Without gradients torch returns a norm on the CPU.
-        return torch.cat((sums, norm.to(sums).view(1))), health
+        return torch.cat((sums, norm.to(sums.dtype).view(1))), health
 
     def _begin_update(self) -> None:
         """Put everything that the steps of an update read into its place."""

@@ -318,11 +318,6 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
     return found
 
 
-def finite(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Replace NaN and inf in metrics, shape () each, so that no update is skipped for them."""
-    return {name: torch.nan_to_num(value) for name, value in metrics.items()}
-
-
 class HealthWatch:
     """Follows the metrics over updates; warns once for each that stays outside its limit."""
 

@@ -179,11 +179,9 @@ class PpoRollouts(Algorithm, PPO):
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt"."""
-        rates = {
-            "kl_coef": self.gradient.policy_loss.kl_coef,
-            "learning_rate": self.options.learning_rate,
-        }
-        return super().save() | {"rsl_tbptt": rates | self._described(self._models)}
+        own = {"learning_rate": self.options.learning_rate, **self._described(self._models)}
+        own["kl_coef"] = self.gradient.policy_loss.kl_coef
+        return super().save() | {"rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.

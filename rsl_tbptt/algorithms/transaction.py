@@ -99,10 +99,6 @@ class Transaction:
         self.logged: dict[str, float] = {}
         """Metrics of the last update; only ``skipped_updates`` (total so far) if it was undone."""
 
-    def stateful_models(self) -> list[Any]:
-        """Return the models whose states continue after an update that was undone."""
-        return [*self._algorithm.stateful_models().values()]
-
     def has_rollout(self) -> bool:
         """Return whether a rollout is complete; drop one that is not, with a warning.
 
@@ -183,7 +179,8 @@ class Transaction:
 
     def keep(self) -> None:
         """Copy everything that an update may change."""
-        self._states = [(model, model.get_hidden_state()) for model in self.stateful_models()]
+        models = self._algorithm.stateful_models().values()
+        self._states = [(model, model.get_hidden_state()) for model in models]
         self._rollback.keep()
 
     def restore(self) -> None:
@@ -255,7 +252,7 @@ class Transaction:
             extension.drop_rollout(self._storage.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        for model in self.stateful_models():
+        for model in self._algorithm.stateful_models().values():
             model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
         self._storage.clear()
 

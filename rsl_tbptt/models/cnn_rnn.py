@@ -63,40 +63,37 @@ class CNNRNNModel(RecurrentModel, CNNModel):
                 nothing to normalise.
         """
         self.image_scale = image_scale
+        head = hidden_dims, activation, obs_normalization, distribution_cfg
+        memory, cnn = (rnn_type, rnn_hidden_dim, rnn_num_layers), {"cnn_cfg": cnn_cfg, "cnns": cnns}
         try:
-            super().__init__(
-                obs,
-                obs_groups,
-                obs_set,
-                output_dim,
-                hidden_dims,
-                activation,
-                obs_normalization,
-                distribution_cfg,
-                rnn_type,
-                rnn_hidden_dim,
-                rnn_num_layers,
-                cnn_cfg=cnn_cfg,
-                cnns=cnns,
-            )
+            super().__init__(obs, obs_groups, obs_set, output_dim, *head, *memory, **cnn)
         except RuntimeError as error:  # torch's error for layers or inputs with sizes below 1
+            shapes = {group: tuple(obs[group].shape[1:]) for group in self.obs_groups_2d}
             raise ValueError(
                 f"{type(self).__name__} cannot be built for images of channels, height and width"
-                f" {self._image_shapes()}: {error}. A kernel must not be larger than the image, or"
+                f" {shapes}: {error}. A kernel must not be larger than the image, or"
                 " than what earlier layers leave of it: see kernel_size and stride of cnn_cfg."
                 " Sizes in hidden_dims, rnn_hidden_dim and rnn_num_layers must be positive, too."
             ) from error
+        self._check_scales()
+
+    def _check_scales(self) -> None:
+        """Check the scales of vectors and images.
+
+        Raises:
+            ValueError: If there is nothing to normalise.
+        """
         if self.obs_normalization and not self.obs_groups:
             raise ValueError(
                 f"obs_normalization is True, expected False: {type(self).__name__} sees only images"
                 f" ({', '.join(self.obs_groups_2d)}), which image_scale scales instead."
             )
-        for group in self.obs_groups_2d if image_scale == 1.0 else ():
+        for group in self.obs_groups_2d if self.image_scale == 1.0 else ():
             if self.group_dtypes[group] == torch.uint8:
                 warnings.warn(
                     f"image_scale is 1.0, expected 1 / 255 for the images '{group}' of type"
                     " torch.uint8: the CNN sees numbers of up to 255.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
 
     @property
@@ -109,10 +106,6 @@ class CNNRNNModel(RecurrentModel, CNNModel):
         features = [obs[group] for group in self.obs_groups_2d]
         vectors = [MLPModel.get_latent(self, obs)] if self.obs_groups else []
         return torch.cat([*vectors, *features], dim=-1)
-
-    def _image_shapes(self) -> dict[str, tuple[int, ...]]:
-        sizes = zip(self.obs_groups_2d, self.obs_channels_2d, self.obs_dims_2d, strict=True)
-        return {group: (channels, *dims) for group, channels, dims in sizes}
 
     def _encode_frames(self, group: str, frames: torch.Tensor) -> torch.Tensor:
         """Return the features, (rows, F), of images, (rows, C, H, W)."""

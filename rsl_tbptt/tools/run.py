@@ -262,7 +262,7 @@ def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
 def _refusal(name: Any, trust: Sequence[str]) -> str | None:
     """Return what is expected in place of a name, and how to allow it; None if it is trusted."""
     path = name.replace(":", ".") if isinstance(name, str) else ""
-    if not _is_dotted(path):
+    if not all(word.isidentifier() for word in path.split(".")):
         return "a name such as 'RNNModel' or 'package.module:Class'."
     if path.startswith("__main__."):
         return "a class of a module: move it out of the script that trains."
@@ -294,11 +294,6 @@ def _registered_classes(checkpoint: Path, task: str | None) -> list[Any]:
     except Exception:  # the task is unknown, or its package is not installed
         return []
     return [name for _, name in _named_classes(agent, "")]
-
-
-def _is_dotted(path: str) -> bool:
-    """Return whether a text is identifiers with dots between them."""
-    return all(word.isidentifier() for word in path.split("."))
 
 
 def _is_within(path: str, packages: Sequence[str]) -> bool:

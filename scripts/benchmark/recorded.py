@@ -2,7 +2,6 @@
 
 import statistics
 import traceback
-import warnings
 from dataclasses import replace
 
 import torch
@@ -13,27 +12,24 @@ from scripts.benchmark.suite import load_rows, tiny
 
 NUM_UPDATES = 7
 """The fifth one and later ones consist of replays."""
-WARM_UP = {"critic_warmup_iterations": 3}
 CASES = {
     "PPO": ("trained-ppo-1024", {}),
     "distillation": ("trained-student-4096", {}),
-    "fine-tuning": ("trained-ppo-1024", WARM_UP),
-    "heads": ("trained-ppo-1024", {"auxiliary": {"policy": {"target": "policy"}}}),
+    "fine-tuning": ("trained-ppo-1024", {"critic_warmup_iterations": 3}),
 }
 """By name the benchmark's row whose case is trained, and further options."""
 
 
 def train(case: Case, options: dict[str, object], *, records: bool) -> tuple:
-    """Return an algorithm after some updates, their seconds, and what warned."""
+    """Return an algorithm after some updates, and their seconds."""
     algorithm, seconds = build(case, "rsl_tbptt", record_steps=records, **options), []
-    with warnings.catch_warnings(record=True) as warned, products_in(case.precision):
-        warnings.simplefilter("always")
-        if options == WARM_UP:
+    with products_in(case.precision):
+        if "critic_warmup_iterations" in options:
             algorithm.load({"student_state_dict": algorithm.actor.state_dict()}, None, strict=True)
         for seed in range(NUM_UPDATES):
             fill(algorithm, case, seed)
             seconds.append(seconds_of(algorithm.update, case.device))
-    return algorithm, seconds, sorted({str(each.message)[:300] for each in warned})
+    return algorithm, seconds
 
 
 def compare(device: str, *, quick: bool) -> bool:
@@ -50,17 +46,15 @@ def compare(device: str, *, quick: bool) -> bool:
     for name, (row, options) in CASES.items():
         case = replace(next(rows[each] for each in rows if row in each), device=device)
         case = tiny(case) if quick else case
-        plain, own, _ = train(case, options, records=False)
-        recorded, taken, warned = train(case, options, records=True)
+        plain, own = train(case, options, records=False)
+        recorded, taken = train(case, options, records=True)
         parameters = [parameters_to_vector(each.parameters) for each in (plain, recorded)]
         equal = torch.equal(*parameters) and bool(parameters[0].isfinite().all())
         reason = recorded.recorder.reason
         times = [milliseconds(statistics.median(each[-3:])) for each in (own, taken)]
         print(
             f"{name}: {'equal to the bit' if equal else 'DIFFERS'}, not recorded: {reason};"
-            f" {times[0]} as they are, {times[1]} recorded; first updates"
-            f" {', '.join(map(milliseconds, taken[:4]))}; {recorded.recorder.num_bytes:,} bytes",
-            *warned,
+            f" {times[0]} as they are, {times[1]} recorded, {recorded.recorder.num_bytes:,} bytes",
             *(traceback.format_exception(recorded.recorder.error)[-12:] if reason else ()),
             sep="\n  ",
         )

@@ -1,8 +1,18 @@
 """Recall: repeat a cue that was shown some steps ago."""
 
+from dataclasses import dataclass
+
 import torch
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
+
+
+@dataclass
+class RecallCfg:
+    """Settings, for loggers: rsl_rl's writer for Weights & Biases needs a dataclass."""
+
+    recall_length: int
+    """Steps between cue and question."""
 
 
 class RecallEnv(VecEnv):
@@ -42,7 +52,7 @@ class RecallEnv(VecEnv):
         self.num_envs = num_envs
         self.num_actions = 1
         self.device = device
-        self.cfg = {"recall_length": recall_length}
+        self.cfg = RecallCfg(recall_length)
         self.recall_length = recall_length
         self.max_episode_length = recall_length + 1
         self._generator = torch.Generator(device).manual_seed(seed)

@@ -95,38 +95,3 @@ def test_a_missing_discrete_label_never_reaches_the_distribution():
     algorithm.storage.privileged_actions.clamp_(0, 2)[1, 2] = torch.nan
     with pytest.warns(UserWarning, match=r"NaN or inf in teacher actions of environments \[2\]"):
         assert algorithm.update()["skipped_updates"] == 1
-
-
-def imitating(loss, actor):
-    options: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 2.0}
-    algorithm = make_ppo(
-        TbpttPPO,
-        4,
-        4,
-        actor_kwargs=actor,
-        teacher_loss=loss,
-        num_learning_epochs=1,
-        num_mini_batches=1,
-        **options,
-    )
-    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=5, **actor))
-    algorithm.imitation.is_loaded = True
-    return algorithm
-
-
-@pytest.mark.parametrize("loss", ["nll", "kl"])
-def test_an_actor_of_discrete_actions_imitates(loss):
-    algorithm = imitating(loss, OF_DISCRETE)
-    roll_out(algorithm, 0)
-    actor, teacher = copy.deepcopy(algorithm.actor), algorithm.imitation.model
-    actor.reset()
-    distances = []
-    for step, obs in enumerate(algorithm.storage.observations):
-        actor(obs, stochastic_output=True)
-        teacher(obs, stochastic_output=True)
-        pair = teacher.output_distribution_params, actor.output_distribution_params
-        kl, label = actor.get_kl_divergence(*pair), teacher(obs)
-        distances.append(kl if loss == "kl" else -actor.get_output_log_prob(label))
-        actor.reset(algorithm.storage.dones[step, :, 0])
-    expected = torch.stack(distances).mean().item()
-    assert algorithm.update()["teacher"] == pytest.approx(expected, rel=1e-9)

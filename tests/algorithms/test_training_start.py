@@ -58,7 +58,7 @@ def test_acting_keeps_no_graph_in_a_loop_of_your_own():
         make_ppo(TbpttPPO, 6, 4),
     ):
         algorithm.act(make_obs(4))
-        for model in algorithm.transaction.stateful_models():
+        for model in algorithm.stateful_models().values():
             assert not any(state.requires_grad for state in as_tensors(model.get_hidden_state()))
 
 
@@ -74,7 +74,7 @@ def test_a_training_goes_on_after_its_models_have_played_in_fewer_environments(k
         algorithm.update()
         algorithm.eval_mode()
         with torch.inference_mode():
-            for model in algorithm.transaction.stateful_models():
+            for model in algorithm.stateful_models().values():
                 model.reset()
                 model(make_obs(3))
         algorithm.train_mode()  # as the runner's learn() does

@@ -1,10 +1,11 @@
 """A replay by a model's parts equals the model itself, frame by frame."""
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
-from rsl_rl.models import RNNModel
+from rsl_rl.models import CNNModel, RNNModel
 from support.helpers import ACTION_DIM, CNN, IMAGES, make_model, make_obs
 from support.peak_memory import PeakMemory
 from support.tolerances import EXACT_FLOAT64
@@ -19,6 +20,15 @@ from rsl_tbptt.models.protocol import gaussian_head
 T, N = 12, 5
 
 pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(RecurrentModel, [RNNModel]), (CNNRNNModel, [RNNModel, CNNModel])]
+)
+def test_our_models_name_the_arguments_of_rsl_rls(ours, theirs):
+    """Some runners pass only the options that a signature names."""
+    names = {name for model in theirs for name in inspect.signature(model).parameters}
+    assert names <= {*inspect.signature(ours).parameters}
 
 
 def stepwise(model):

@@ -49,5 +49,5 @@ def live(
 
 def forget(algorithm: Any) -> None:
     """Clear the memory of all models, as at the start of a run; a checkpoint holds none."""
-    for model in algorithm.transaction.stateful_models():
+    for model in algorithm.stateful_models().values():
         model.reset()

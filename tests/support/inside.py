@@ -56,7 +56,7 @@ def saved(algorithm: Any) -> Any:
 
 def hidden_states(algorithm: Any) -> list[torch.Tensor]:
     """Copy the states of all models."""
-    models = algorithm.transaction.stateful_models()
+    models = algorithm.stateful_models().values()
     return [t.clone() for model in models for t in as_tensors(model.get_hidden_state())]
 
 

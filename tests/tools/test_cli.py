@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from rsl_tbptt.installation import install
 from rsl_tbptt.tools.commands import doctor
 from rsl_tbptt.tools.commands.cli import GONE, command_parser, main
 from rsl_tbptt.tools.commands.commands import COMMANDS
-from rsl_tbptt.tools.platforms import PLATFORMS
+from rsl_tbptt.tools.platforms import PLATFORMS, mjlab
 from rsl_tbptt.tools.simulate import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -235,6 +237,7 @@ WRONG = {
     "export --checkpoint other_model.pt": "as --agent FILE",
     "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "does not record the shapes",
+    f"export {MODEL} --env my_envs:nothing": "draw the trajectory with --drawn",
     f"export {MODEL} --target c": "expected one of ['rl_sar', 'unitree']: any other program",
     f"export {MODEL} --steps 1": "steps is 1",
     f"export {MODEL} --steps -1": "steps is -1",
@@ -364,6 +367,20 @@ def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, m
     assert seen[0][4:8] == ["--task", "Tbptt-T", "--agent", "a"]
     assert str(folder / "model_0.pt") in seen[0]
     assert seen[0][-2:] == ["--viz", "newton"]
+
+
+def test_mjlab_cannot_play_a_model_that_the_task_does_not_register(folder, monkeypatch, capsys):
+    (folder / "params").mkdir()
+    (folder / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
+    agent = make_dataclass("Agent", ["student"])({"class_name": "RNNModel"})
+    registry = SimpleNamespace(load_rl_cfg=lambda _: agent)
+    monkeypatch.setattr(mjlab, "_registry", lambda: registry)
+    monkeypatch.setattr(play, "run_shown", lambda *_: 7)
+    words = ["play", "--checkpoint", "model_0.pt", "--task", "T"]
+    assert main(words) == 7
+    agent.student["class_name"] = "MLPModel"
+    assert main(words) == 1
+    assert "MLPModel as its student, and the checkpoint has a rsl_rl" in capsys.readouterr().err
 
 
 def test_the_commands_of_the_pages_are_known(request):

@@ -1,15 +1,25 @@
 """Carts on rails, pushed by a wind. The student measures noisy positions and nothing else."""
 
+from dataclasses import dataclass
+
 import torch
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
+
+
+@dataclass
+class MyEnvCfg:
+    """Settings for loggers: rsl_rl's writer for W&B needs a dataclass."""
+
+    noise: float = 0.01
+    """Standard deviation of measured positions in m."""
 
 
 class MyEnv(VecEnv):
     """Each cart has to stop at 0. All carts are rows of one tensor."""
 
     def __init__(self, num_envs: int, seed: int = 0, device: str = "cpu") -> None:
-        self.num_envs, self.num_actions, self.device, self.cfg = num_envs, 1, device, {}
+        self.num_envs, self.num_actions, self.device, self.cfg = num_envs, 1, device, MyEnvCfg()
         self.max_episode_length, self.step_dt = 100, 0.05  # 5 s at 20 Hz
         self.generator = torch.Generator(device).manual_seed(seed)
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long, device=device)
@@ -23,7 +33,7 @@ class MyEnv(VecEnv):
     def get_observations(self) -> TensorDict:
         """Return what the student measures, and what only teacher and critic know."""
         noise = torch.randn(self.num_envs, 1, generator=self.generator, device=self.device)
-        groups = {"policy": self.state[:, :1] + 0.01 * noise, "privileged": self.state}
+        groups = {"policy": self.state[:, :1] + self.cfg.noise * noise, "privileged": self.state}
         return TensorDict(groups, batch_size=[self.num_envs])
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict]:

@@ -15,7 +15,6 @@ from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
 from rsl_tbptt.tools.platforms import PLATFORMS
 
-RunFolder = Annotated[Path, "log folder of a training", {"metavar": "RUN"}]
 NEWEST = "model_<iteration>.pt, or RUN/latest for the newest"
 Agent = Annotated[
     Path | None,
@@ -124,7 +123,7 @@ def doctor(
     return 0 if diagnose_run(folder) else 1
 
 
-def latest(folder: RunFolder, /) -> None:
+def latest(folder: Annotated[Path, "log folder of a training", {"metavar": "RUN"}], /) -> None:
     """Print the newest checkpoint of a training that can be loaded."""
     from rsl_tbptt.checkpoints.reading import latest_checkpoint
 
@@ -365,20 +364,18 @@ def play(
             " task: env.episode_length_s=4."
         )
     check_device(device)
-    policies = _read_policies(checkpoints, policy, trust)
+    policies = _policies(checkpoints, policy, trust)
     where = {"overrides": [*extra_args], "task": task, "device": device}
     playing.record(policies, video, seconds=seconds, num_envs=num_envs or 2, seed=seed, **where)
     print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
     return 0
 
 
-def _read_policies(
-    checkpoints: Sequence[Path], bundles: Sequence[Path], trust: Sequence[str]
-) -> list[Any]:
+def _policies(files: Sequence[Path], bundles: Sequence[Path], trust: Sequence[str]) -> list[Any]:
     """Read policies to film, first those of checkpoints."""
     from rsl_tbptt.tools.run import read_run
 
-    policies: list[Any] = [read_run(path, trust=trust) for path in checkpoints]
+    policies: list[Any] = [read_run(path, trust=trust) for path in files]
     if bundles:
         from rsl_tbptt.tools.robot.bundle import LoneBundle  # only a bundle needs onnxruntime
 

@@ -171,12 +171,7 @@ def platform_of(checkpoint: Path) -> str:
     """
     if not checkpoint.is_file():
         raise ValueError(f"The checkpoint '{checkpoint}' does not exist: check the path.")
-    return platform_in(checkpoint.parent)
-
-
-def platform_in(folder: Path) -> str:
-    """Return which of :data:`PLATFORMS` wrote a log folder; rsl_rl if its files do not say."""
-    return next(name for name in PLATFORMS if load_platform(name).trained_in(folder))
+    return next(name for name in PLATFORMS if load_platform(name).trained_in(checkpoint.parent))
 
 
 def executable(command: list[str]) -> list[str]:

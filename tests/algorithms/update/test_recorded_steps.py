@@ -218,23 +218,6 @@ def test_an_attribute_of_rsl_rl_acts_from_the_next_update_on(name, option):
     assert are_equal(at_once, train(name, records=False, **{option: value}))
 
 
-def reads(actions, labels):
-    """Stand in for a loss that waits for the device."""
-    return (actions - labels).square() * (2.0 if actions.sum().item() > 0 else 1.0)
-
-
-def selects(actions, labels):
-    """Stand in for a loss in which a number of elements depends on values."""
-    error = (actions - labels).square()
-    return torch.where(labels > 0, error[labels > 0].sum(), error)
-
-
-@pytest.mark.parametrize("loss", [reads, selects])
-def test_a_step_that_reads_on_the_host_is_refused(loss):
-    with pytest.raises(AssertionError, match="waits for a tensor on the host"):
-        train("distillation-whole", records=True, loss_type=loss)
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
