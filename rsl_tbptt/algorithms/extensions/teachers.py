@@ -25,7 +25,7 @@ class TeacherOptions(OptionGroup):
     """Options of a distillation's teacher."""
 
     teacher_checkpoint: str | None = None
-    """File of the teacher: a checkpoint with PPO's actor or a distillation's teacher.
+    """File of the teacher: PPO's actor, a distillation's teacher, or its student if only that fits.
 
     ``RUN/latest`` is the newest loadable checkpoint. None is read if the runner loads one.
     """
