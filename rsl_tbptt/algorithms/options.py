@@ -315,9 +315,9 @@ class PpoOptions(FineTuningOptions, Options):
     normalize_advantage_per_mini_batch: bool = False
     """Whether advantages are normalised per mini-batch instead of per rollout."""
 
-    def follows_kl(self) -> bool:  # no property, which Isaac Lab's configclass would set
-        """Return whether the learning rate follows the KL divergence."""
-        return self.schedule == "adaptive" and self.desired_kl is not None
+    def followed_kl(self) -> float | None:  # no property, which Isaac Lab's configclass would set
+        """Return the KL divergence that the learning rate follows, or None."""
+        return self.desired_kl if self.schedule == "adaptive" else None
 
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; yield warnings, as ``Options`` does."""

@@ -193,8 +193,8 @@ class TbpttPPO(PpoRollouts):
             self.gradient.actor.model.zero_grad()
         of_models = [self.gradient.actor.parameters, self.gradient.critic.parameters]
         norms = torch.stack(clip_gradients(of_models, options.max_grad_norm or math.inf))
-        if options.follows_kl() and not holds_actor:
-            self.rate.copy_(follow_kl(self.rate, means[0], options.desired_kl))
+        if (desired_kl := options.followed_kl()) is not None and not holds_actor:
+            self.rate.copy_(follow_kl(self.rate, means[0], desired_kl))
         step_at(self.optimizer, self.rate)
         for extension in self.extensions:
             extension.step(self.rate)

@@ -234,7 +234,7 @@ class PpoRollouts(Algorithm, PPO):
         """Set the config's learning rate, unless an adaptive one goes on from the checkpoint's."""
         rate = self.options.learning_rate
         before = own.get("learning_rate", rate)
-        if not self.options.follows_kl():
+        if self.options.followed_kl() is None:
             set_rate(self.optimizer, rate)
         elif before != rate:
             warnings.warn(
