@@ -27,7 +27,7 @@ Trust = Annotated[
     {"action": "append", "metavar": "PACKAGE"},
 ]
 Task = Annotated[
-    str | None, "registered id of the task (default: the training's, which mjlab does not note)"
+    str | None, "registered id of the task (default: the training's, on mjlab by experiment name)"
 ]
 EvaluatedBundle = Annotated[
     Path | None, "evaluate this bundle of `rsl-tbptt export` instead", {"metavar": "BUNDLE"}

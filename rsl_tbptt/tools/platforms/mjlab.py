@@ -50,8 +50,8 @@ class Mjlab(Platform):
             return Trained(task, "")
         registry, agent = _registry(), checkpoint.parent / AGENT
         experiment = read_config(agent).get("experiment_name") if agent.is_file() else None
-        tasks = registry.list_tasks()
-        named = [t for t in tasks if registry.load_rl_cfg(t).experiment_name == experiment]
+        tasks, agent_of = registry.list_tasks(), registry.load_rl_cfg
+        named = [t for t in tasks if getattr(agent_of(t), "experiment_name", "") == experiment]
         if len(named) == 1:
             return Trained(named[0], "")
         raise ValueError(
