@@ -1,5 +1,7 @@
 """The recall task needs exactly the documented memory; gradient_length decides who learns it."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner
@@ -7,6 +9,11 @@ from support.perfect_teacher import PerfectTeacher
 from support.safe_runs import make_runner, model_cfg
 
 from rsl_tbptt_tasks.memory import RecallEnv
+
+
+def test_loggers_can_read_the_config():
+    """rsl_rl's writer for Weights & Biases needs a dataclass."""
+    assert asdict(RecallEnv(4, 3).cfg) == {"recall_length": 3}
 
 
 def test_rewards_and_dones_by_hand():
