@@ -1,6 +1,6 @@
 """The recall task needs exactly the documented memory; gradient_length decides who learns it."""
 
-from dataclasses import asdict
+from dataclasses import is_dataclass
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 
 def test_loggers_can_read_the_config():
     """rsl_rl's writer for Weights & Biases needs a dataclass."""
-    assert asdict(RecallEnv(4, 3).cfg) == {"recall_length": 3}
+    assert is_dataclass(RecallEnv(4, 3).cfg)
 
 
 def test_rewards_and_dones_by_hand():
