@@ -29,20 +29,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def environment(folder, **values):
-    """Return variables that put the stand-ins and this checkout on the paths."""
-    folders = (folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return {
-        **kept,
-        "PATH": os.pathsep.join(map(str, folders)),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "OMP_NUM_THREADS": "1",
-        "LOG": str(folder / "log"),
-        **{name: str(value) for name, value in values.items()},
-    }
-
-
 def test_the_scripts_are_valid_and_slurms_warning_is_the_signal_that_we_handle(folder):
     for name in SCRIPTS.keys() - {"train.py"}:
         subprocess.run(["bash", "-n", name], cwd=folder, check=True)
@@ -50,8 +36,14 @@ def test_the_scripts_are_valid_and_slurms_warning_is_the_signal_that_we_handle(f
 
 
 def start(folder, script, **values):
-    """Start a script in a new session."""
-    variables = environment(folder, **values)
+    """Start a script in a new session, with this Python and this checkout on the paths."""
+    variables = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+        **{name: str(value) for name, value in values.items()},
+    }
     return subprocess.Popen(["bash", script], cwd=folder, env=variables, start_new_session=True)
 
 

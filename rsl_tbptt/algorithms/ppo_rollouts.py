@@ -232,11 +232,10 @@ class PpoRollouts(Algorithm, PPO):
 
     def _resume_rate(self, own: Mapping[str, Any]) -> None:
         """Set the config's learning rate, unless an adaptive one goes on from the checkpoint's."""
-        rate = self.options.learning_rate
-        before = own.get("learning_rate", rate)
+        rate, before = self.options.learning_rate, own.get("learning_rate")
         if self.options.followed_kl() is None:
             set_rate(self.optimizer, rate)
-        elif before != rate:
+        elif before not in (None, rate):
             warnings.warn(
                 f"learning_rate is {rate} and was {before} before: it has no effect on a training"
                 f" that goes on with schedule='adaptive', here at {self.learning_rate:.3g}. Set"

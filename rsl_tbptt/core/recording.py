@@ -21,6 +21,7 @@ its capture stream write to (pytorch issue 193402). So graphs are destroyed toge
 import contextlib
 import gc
 import inspect
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -94,8 +95,8 @@ class Recorder:
         self._start: Any = None
         self._inside = False
         self._said: set[str] = set()
-        self.error: Exception | None = None
-        """Raised by the last capture that failed."""
+        self.traceback = ""
+        """Of the last capture that failed."""
         self._places: list[Hashable] = []
         self.forget()
 
@@ -235,8 +236,9 @@ class Recorder:
 
         Raises:
             NotCapturedError: If the capture fails.
+            KeyboardInterrupt: After Ctrl+C, also if the capture then fails.
         """
-        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        graph, collects, interrupt = torch.cuda.CUDAGraph(), gc.isenabled(), None
         _UNFINISHED.append(graph)
         gc.disable()
         try:
@@ -246,6 +248,9 @@ class Recorder:
                 reserved = torch.cuda.memory_reserved(self._device)  # a capture's memory is its own
                 try:
                     yield graph
+                except KeyboardInterrupt as error:
+                    interrupt = error
+                    raise
                 finally:
                     self.join()
                 self.num_bytes += torch.cuda.memory_reserved(self._device) - reserved
@@ -255,11 +260,12 @@ class Recorder:
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
             self.forget()
+            self.traceback = traceback.format_exc()
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+            if interrupt is not None:
+                raise interrupt from None
             # After a broken capture, ending it fails as well: the context has the first error.
-            self.error, first = error, error.__context__
-            if isinstance(first, KeyboardInterrupt):
-                raise first from None
-            raise NotCapturedError(f"{error} after {first}" if first else str(error)) from error
+            raise NotCapturedError(error.__context__ or error) from error
         finally:
             if collects:
                 gc.enable()

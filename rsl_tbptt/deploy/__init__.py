@@ -170,10 +170,8 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "robot": lambda value: isinstance(value, dict) and _is_bound(value.get("clip_actions")),
 }
 """Whether an entry has its form, by its name."""
-_DTYPES = {
-    **{name: name for name in ("float16", "uint8", "int8", "int16", "int32", "int64", "bool")},
-    **{"float32": "float", "float64": "double"},
-}
+_DTYPES = {n: n for n in ("float16", "uint8", "int8", "int16", "int32", "int64", "bool")}
+_DTYPES.update(float32="float", float64="double")
 """ONNX's names of types by numpy's."""
 
 

@@ -1,7 +1,6 @@
 """Compare recorded optimiser steps with steps that run as they are: equal to the bit, how fast."""
 
 import statistics
-import traceback
 from dataclasses import replace
 
 import torch
@@ -50,13 +49,13 @@ def compare(device: str, *, quick: bool) -> bool:
         recorded, taken = train(case, options, records=True)
         parameters = [parameters_to_vector(each.parameters) for each in (plain, recorded)]
         equal = torch.equal(*parameters) and bool(parameters[0].isfinite().all())
-        reason, error = recorded.recorder.reason, recorded.recorder.error
+        reason = recorded.recorder.reason
         times = [milliseconds(statistics.median(each[-3:])) for each in (own, taken)]
         print(
             f"{name}: {'equal to the bit' if equal else 'DIFFERS'}, not recorded: {reason};"
             f" {times[0]} as they are, {times[1]} recorded, {recorded.recorder.num_bytes:,} bytes",
-            *(traceback.format_exception(error)[-12:] if error else ()),
-            sep="\n  ",
+            recorded.recorder.traceback,
+            sep="\n",
         )
         well &= equal and (reason is None or device == "cpu")
     return well

@@ -345,6 +345,22 @@ def test_ctrl_c_in_a_capture_is_not_lost(fake_cuda):
         run(Recorder("cuda"), step)
 
 
+def test_a_failed_capture_holds_no_memory_when_the_step_runs_again(fake_cuda):
+    recorder, seen = Recorder("cuda"), []
+
+    def step():
+        assert not seen or seen[-1]() is None
+        seen.append(weakref.ref(activations := nn.Linear(1, 1)))
+        if fake_cuda.in_capture:
+            raise RuntimeError("memory is full")
+        return activations.weight + 1
+
+    with pytest.warns(UserWarning, match="memory is full"):
+        run(recorder, step, times=3)
+    assert len(seen) == 4
+    assert "RuntimeError: memory is full" in recorder.traceback
+
+
 def test_random_numbers_go_on_also_if_the_warning_is_an_error(fake_cuda):
     fake_cuda.error_at_end = RuntimeError("invalidated")
     with pytest.raises(UserWarning, match="invalidated"):

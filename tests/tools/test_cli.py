@@ -373,8 +373,7 @@ def test_mjlab_cannot_play_a_model_that_the_task_does_not_register(folder, monke
     (folder / "params").mkdir()
     (folder / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
     agent = make_dataclass("Agent", ["student"])({"class_name": "RNNModel"})
-    registry = SimpleNamespace(load_rl_cfg=lambda _: agent)
-    monkeypatch.setattr(mjlab, "_registry", lambda: registry)
+    monkeypatch.setattr(mjlab, "_registry", lambda: SimpleNamespace(load_rl_cfg=lambda _: agent))
     monkeypatch.setattr(play, "run_shown", lambda *_: 7)
     words = ["play", "--checkpoint", "model_0.pt", "--task", "T"]
     assert main(words) == 7

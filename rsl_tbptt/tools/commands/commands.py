@@ -50,7 +50,6 @@ Targets = Annotated[
     {"action": "append", "metavar": "PROGRAM"},
 ]
 SingleInput = Annotated[bool, "let the ONNX file take one input, obs: all groups, joined"]
-Drawn = Annotated[bool, "draw the golden trajectory at random instead of simulating the task"]
 Device = Annotated[str, "cpu or cuda:<index>"]
 Tolerance = Annotated[float, "largest difference that passes"]
 
@@ -227,7 +226,7 @@ def export(
     target: Targets = (),
     where: Where,
     steps: Annotated[int, "steps of the golden trajectory"] = 200,
-    drawn: Drawn = False,
+    drawn: Annotated[bool, "draw the golden trajectory instead of simulating the task"] = False,
     tolerance: Tolerance = 1e-4,
     seed: Annotated[int, "seed of the golden trajectory"] = 0,
 ) -> None:

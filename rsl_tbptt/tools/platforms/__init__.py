@@ -68,8 +68,6 @@ class Platform:
     """Its group of entry points for tasks."""
     PROGRAM: str | None = None
     """Its command. None: it can neither train, play nor render a task."""
-    PLAYS_REGISTERED = False
-    """Whether its play builds the registered agent's models, and no others."""
     DEFAULT_AGENT = ""
     """Name of the agent's config where a user names none."""
 

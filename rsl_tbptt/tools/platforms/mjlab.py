@@ -32,7 +32,6 @@ class Mjlab(Platform):
     EXTRA = "mjlab"
     TASKS = "mjlab.tasks"
     PROGRAM = "play"
-    PLAYS_REGISTERED = True
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether the environment's config in a log folder is of mjlab's form."""

@@ -94,7 +94,7 @@ def play(
     _check_has_robots(platform, checkpoint)
     loaded = read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
     trained = platform.find_trained(checkpoint, task)
-    if platform.PLAYS_REGISTERED:
+    if platform.name == "mjlab":  # its play builds the registered agent's models
         _check_registered(platform.registered_agent(trained), trained.task, loaded)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *extra_args], Path.cwd(), device)

@@ -97,8 +97,8 @@ def test_a_checkpoint_goes_on_at_the_configs_rate_unless_it_follows_the_kl(sched
     changes = schedule == "adaptive"
     with pytest.warns(UserWarning, match=message) if changes else contextlib.nullcontext():
         read.load(saved, None, strict=True)
-    rates = [read.learning_rate, unchanged.learning_rate]
-    assert rates == ([0.05, 0.05] if changes else [0.2, 0.1])
+    expected = (0.05, 0.05) if changes else (0.2, 0.1)
+    assert (read.learning_rate, unchanged.learning_rate) == expected
 
 
 @pytest.mark.parametrize("build", [make_ppo, make_distillation])

@@ -17,8 +17,8 @@ from rsl_tbptt.core import scan
 
 pytestmark = EXPECTED_WARNINGS
 
-FROM_FILES = ("imitating", "fine-tuned", "pulled", "several-teachers")
-NAMES = [name for name in RECORDED if not any(part in name for part in FROM_FILES)]
+FROM_FILES = {"imitating", "fine", "pulled", "teachers"}
+NAMES = [name for name in RECORDED if FROM_FILES.isdisjoint(name.split("-"))]
 READ = torch.Tensor.__bool__
 
 
@@ -43,17 +43,15 @@ def meta(monkeypatch):
     for module in (distillation, ppo, heads, rnd):
         monkeypatch.setattr(module, "step_at", lambda optimizer, rate: None)
     monkeypatch.setattr(scan.triton, "_kernel", lambda *_: lambda *_: None)
-    engine = scan.ENGINES["triton"]._replace(device=None)
-    monkeypatch.setitem(scan.ENGINES, "triton", engine)
-    for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
-        function = getattr(torch, name)
-        monkeypatch.setattr(
-            torch,
-            name,
-            lambda kind="cpu", *args, function=function, **options: function(
-                "cpu" if kind == "meta" else kind, *args, **options
-            ),
+    monkeypatch.setitem(scan.ENGINES, "triton", scan.ENGINES["triton"]._replace(device=None))
+
+    def of_cpu(function):
+        return lambda kind="cpu", *args, **options: function(
+            kind.replace("meta", "cpu"), *args, **options
         )
+
+    for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
+        monkeypatch.setattr(torch, name, of_cpu(getattr(torch, name)))
 
 
 def begun(name):
@@ -75,7 +73,7 @@ def begun(name):
 
 
 def step(algorithm, **fixed):
-    """Make one optimiser step."""
+    """Draw a mini-batch; return a function that makes its optimiser step."""
     if isinstance(algorithm, TbpttDistillation):
         drawn = next(algorithm.experience.draw(1))
         arguments = drawn.columns, None, algorithm._student.divisor(drawn)
