@@ -8,7 +8,7 @@ import pytest
 from support.helpers import make_distillation, make_ppo, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.heads import HeadOptions, parse_heads
+from rsl_tbptt.algorithms.heads import HeadOptions, parse_heads
 from rsl_tbptt.algorithms.options import PpoOptions
 
 DOCS = Path(__file__).parents[1] / "docs"

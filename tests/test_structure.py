@@ -9,13 +9,13 @@ import pytest
 from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
-    "files, rsl_tbptt": 100,
-    "lines, rsl_tbptt": 11_400,
+    "files, rsl_tbptt": 92,
+    "lines, rsl_tbptt": 11_320,
     "lines, rsl_tbptt/tools": 2_900,
-    "lines, rsl_tbptt/algorithms": 4_300,
-    "lines, tests": 17_500,
+    "lines, rsl_tbptt/algorithms": 3_830,
+    "lines, tests": 17_710,
     "lines, scripts": 2_300,
-    "words, manual": 15_500,
+    "words, manual": 16_350,
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""

@@ -124,7 +124,7 @@ class Batches:
 
     def _of(self, numbers: Sequence[torch.Tensor], num_samples: int) -> Indices:
         pairs = zip(self._indices, numbers, strict=True)
-        return Indices(tuple(indices[:, own] for indices, own in pairs), num_samples)
+        return Indices(tuple(indices[:, chosen] for indices, chosen in pairs), num_samples)
 
     def _indices_of(self, steps: Sequence[int]) -> torch.Tensor:
         """Return the indices of all segments that begin at some steps, by step, (2, S * N)."""
@@ -135,14 +135,14 @@ class Batches:
 
     def _deal(self, order: Callable[..., torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
         """Deal the segments of each shape to the mini-batches, by their numbers."""
-        drawn = [order(each.shape[1], device=self._device) for each in self._indices]
+        drawn = [order(indices.shape[1], device=self._device) for indices in self._indices]
         parts = self._options.num_mini_batches
         return zip(*(numbers.tensor_split(parts) for numbers in drawn), strict=True)
 
     def _count(self, numbers: Sequence[torch.Tensor]) -> int:
         """Count the samples of segments, by shape."""
         pairs = zip(self.groups, numbers, strict=True)
-        return sum(group[-1].stop * len(own) for group, own in pairs)
+        return sum(group[-1].stop * len(chosen) for group, chosen in pairs)
 
 
 def _segments(num_steps: int, options: PpoOptions, has_memory: bool) -> dict[Group, list[int]]:

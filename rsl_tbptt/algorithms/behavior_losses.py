@@ -11,61 +11,37 @@ from typing import Any
 
 import torch
 
+from rsl_tbptt.algorithms.replay import Policy
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, import_function
 from rsl_tbptt.core import losses
-from rsl_tbptt.core.accumulate import Outputs, SampleLosses
-from rsl_tbptt.core.rollout import Labels
-from rsl_tbptt.models.protocol import Head, action_head, distribution_head, gaussian_head
-from rsl_tbptt.user_functions import unwritten
-
-ACTIONS, STD = "actions", "std"
-"""Labels: the teacher's action means, and their standard deviations if a loss needs them.
-Shape: (T, N, A) each."""
-
-NEWEST = "newest"
-"""Label: whether a sample belongs to the newest rollout. Shape: (T, C + N), bool."""
-
-BEHAVIOR, BUFFER = "behavior", "buffer"
-"""Names of the reported losses: on the newest rollout and on past ones."""
+from rsl_tbptt.core.rollout import ACTIONS, STD, Samples
+from rsl_tbptt.models.controller import unwritten
 
 
 @dataclass(frozen=True, kw_only=True)
 class BehaviorLoss:
     """A loss between student and teacher."""
 
-    per_sample: Callable[[Outputs, Labels], torch.Tensor]
-    """Maps the outputs of the student's head, shape (K, n, ...) each, and the labels to one loss
-    per sample, shape (K, n)."""
+    per_sample: Callable[[Policy, Samples], torch.Tensor]
+    """Maps what the student computes, and the labels, to one loss per sample, shape (K, n)."""
 
-    head: Head = action_head
-    """Head that returns the student's outputs for this loss."""
+    of_distribution: bool = False
+    """Whether it needs the student's distribution; a student that runs step by step gives that or
+    its actions."""
 
     of_actions: bool = True
-    """Whether the student's outputs are actions such as the teacher's; logits are not."""
+    """Whether the student's means are actions such as the teacher's; logits are not."""
+
+    of_gaussian: bool = False
+    """Whether the student's distribution has to be a Gaussian."""
 
     to_gaussian: bool = False
     """Whether it needs the standard deviations of the teacher's actions."""
 
-    @property
-    def of_gaussian(self) -> bool:
-        """Whether it needs the standard deviations of the student's actions."""
-        return self.head is gaussian_head
-
-    def __call__(self, outputs: Outputs, labels: Labels) -> SampleLosses:
-        """Return the losses of K steps of n environments.
-
-        It reports the loss on the newest rollout as ``behavior`` and on past ones as ``buffer``.
-        """
-        per_sample = self.per_sample(outputs, labels)
-        if NEWEST not in labels:
-            return SampleLosses(per_sample, {BEHAVIOR: per_sample})
-        newest = torch.where(labels[NEWEST], per_sample, 0.0)
-        return SampleLosses(per_sample, {BEHAVIOR: newest, BUFFER: per_sample - newest})
-
 
 def _of_actions(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> BehaviorLoss:
     """Make a loss from a function of the student's and the teacher's actions, (K, n, A) each."""
-    return BehaviorLoss(per_sample=lambda outputs, labels: function(outputs[0], labels[ACTIONS]))
+    return BehaviorLoss(per_sample=lambda policy, samples: function(policy.mean, samples[ACTIONS]))
 
 
 BEHAVIOR_LOSSES = {
@@ -73,17 +49,28 @@ BEHAVIOR_LOSSES = {
     "huber": _of_actions(losses.huber),
     "bce": replace(_of_actions(losses.bce_of_signs), of_actions=False),
     "kl": BehaviorLoss(
-        per_sample=lambda outputs, labels: losses.gaussian_kl(
-            *outputs, label_mean=labels[ACTIONS], label_std=labels[STD]
+        per_sample=lambda policy, samples: losses.gaussian_kl(
+            policy.mean, policy.std, label_mean=samples[ACTIONS], label_std=samples[STD]
         ),
-        head=gaussian_head,
+        of_distribution=True,
+        of_gaussian=True,
         to_gaussian=True,
     ),
     "nll": BehaviorLoss(
-        per_sample=lambda outputs, labels: losses.gaussian_nll(*outputs, labels=labels[ACTIONS]),
-        head=gaussian_head,
+        per_sample=lambda policy, samples: losses.gaussian_nll(
+            policy.mean, policy.std, labels=samples[ACTIONS]
+        ),
+        of_distribution=True,
+        of_gaussian=True,
     ),
 }
+
+_NLL_OF_ANY = BehaviorLoss(
+    per_sample=lambda policy, samples: losses.nll(policy.log_prob_of, samples[ACTIONS]),
+    of_distribution=True,
+    of_actions=False,
+)
+"""The negative log-likelihood of the teacher's actions under any distribution."""
 
 
 def resolve_behavior_loss(
@@ -108,7 +95,7 @@ def resolve_behavior_loss(
     """
     is_gaussian = _is_gaussian(student.distribution)
     if loss_type == "nll" and not is_gaussian:
-        return _nll_of(student)
+        return _NLL_OF_ANY
     if isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES:
         loss = BEHAVIOR_LOSSES[loss_type]
     else:
@@ -129,33 +116,22 @@ def resolve_behavior_loss(
 
 def _is_gaussian(distribution: Any) -> bool:
     """Return whether a model is without a distribution, or it is one of rsl_rl's Gaussians."""
-    own = getattr(type(distribution), "log_prob", None)  # rsl_rl 3 has none
+    log_prob = getattr(type(distribution), "log_prob", None)  # rsl_rl 3 has none
     return distribution is None or (
         isinstance(distribution, GaussianDistribution)
-        and own is getattr(GaussianDistribution, "log_prob", None)
+        and log_prob is getattr(GaussianDistribution, "log_prob", None)
     )
 
 
-def _nll_of(student: MLPModel) -> BehaviorLoss:
-    """Return the negative log-likelihood of the teacher's actions under any distribution."""
-    distribution: Any = student.distribution
-
-    def per_sample(outputs: Outputs, labels: Labels) -> torch.Tensor:
-        distribution.update(*outputs)
-        return losses.nll(student.get_output_log_prob, labels[ACTIONS])
-
-    return BehaviorLoss(per_sample=per_sample, head=distribution_head, of_actions=False)
-
-
 def own_loss(
-    option: str, loss: Any, known: Iterable[str], num_columns: int, parameter: torch.Tensor
+    option: str, loss: Any, others: Iterable[str], num_columns: int, parameter: torch.Tensor
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return your own loss per sample, after one call that checks shapes.
 
     Args:
         option: Name of the loss in messages.
         loss: An element-wise function of predictions and labels, or its qualified name.
-        known: Other values of the option, for messages.
+        others: Other values of the option, for messages.
         num_columns: Columns of predictions and labels, such as A.
         parameter: A tensor with their device and dtype.
 
@@ -166,7 +142,7 @@ def own_loss(
         ValueError: If the loss cannot be imported or called, returns another shape, or writes into
             its arguments.
     """
-    function = losses.from_function(import_function(option, loss, known))
+    function = losses.from_function(import_function(option, loss, others))
     labels = torch.linspace(-1.0, 1.0, 6 * num_columns).to(parameter).view(2, 3, num_columns)
     try:
         with unwritten("It", {"labels": labels, "predictions": (predictions := 0.5 * labels)}):

@@ -81,13 +81,13 @@ def find_source(
         The first of: a value that is not finite, one too large to be squared, environments whose
         own gradients are not finite, divergence.
     """
-    seen = {key: value for key, value in observations.items() if key in inputs.groups}
-    named = {f"observation group '{key}'": value for key, value in seen.items()}
+    read_groups = {key: value for key, value in observations.items() if key in inputs.groups}
+    named = {f"observation group '{key}'": value for key, value in read_groups.items()}
     read = _in_what_was_read({**named, **inputs.recorded})
-    found = _of_any_rank(read, ranks)
-    if found is None:  # on all ranks, so that all compute gradients, which exchange sums
-        found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
-    return found or _DIVERGENCE
+    findings = _of_any_rank(read, ranks)
+    if findings is None:  # on all ranks, so that all compute gradients, which exchange sums
+        findings = _of_any_rank(_in_gradients(list(read_groups.values()), add_gradients), ranks)
+    return findings or _DIVERGENCE
 
 
 _DIVERGENCE = Source(
@@ -99,10 +99,10 @@ _DIVERGENCE = Source(
 def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
     """Return the finding of the first rank that found something, with the rank's number."""
     of_ranks = ranks.gather(source)
-    found = [(rank, source) for rank, source in enumerate(of_ranks) if source is not None]
-    if not found or len(of_ranks) == 1:
+    findings = [(rank, source) for rank, source in enumerate(of_ranks) if source is not None]
+    if not findings or len(of_ranks) == 1:
         return source
-    rank, source = found[0]
+    rank, source = findings[0]
     return replace(source, details=f"{source.details}, on rank {rank}")
 
 

@@ -47,24 +47,24 @@ def separate_frames(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameO
     return FrameObs(steps, frames)
 
 
-def deduplicate_frames(*seen: TensorDict | FrameObs) -> None:
+def deduplicate_frames(*observed: TensorDict | FrameObs) -> None:
     """Deduplicate frames: a step whose frame equals the previous one refers to that one.
 
     Args:
-        *seen: Results of :func:`separate_frames` for one rollout, one per model, of leading shape
-            (T, N). A group that several models see is compared once.
+        *observed: Results of :func:`separate_frames` for one rollout, one per model, of leading
+            shape (T, N). A group that several models see is compared once.
     """
-    found: dict[str, torch.Tensor] = {}
-    for obs in seen:
+    shown_of: dict[str, torch.Tensor] = {}
+    for obs in observed:
         for group, frames in frames_of(obs).items():
             shown = steps_of(obs)[group]
-            if group not in found:
+            if group not in shown_of:
                 frames = frames.view(*shown.shape, -1)
                 for step in range(1, len(shown)):  # all at once would double the frames' memory
                     new = (frames[step] != frames[step - 1]).any(-1)
                     shown[step] = torch.where(new, shown[step], shown[step - 1])
-                found[group] = shown
-            shown.copy_(found[group])
+                shown_of[group] = shown
+            shown.copy_(shown_of[group])
 
 
 def unique_frames(shown: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

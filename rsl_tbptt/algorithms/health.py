@@ -19,9 +19,6 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
-from rsl_tbptt.core.rollout import Labels
-
 
 @dataclass(frozen=True)
 class Limit:
@@ -158,12 +155,6 @@ SATURATED = 0.99
 STILL = 1e-3
 """A unit is dead if its output moves by less than this, of a range of 2."""
 
-LOSSES = {
-    *("auxiliary", "behavior", "buffer", "entropy", "rnd"),
-    *("surrogate", "symmetry", "teacher", "value"),
-}
-"""Metrics that are losses, by the first part of their names; the others are health metrics."""
-
 _NUM_ROWS = 4096
 """Samples to measure per window; fewer than twice as many are used, which takes no time."""
 _NUM_IMAGES = 256
@@ -219,23 +210,15 @@ class FirstReplay:
         largest = (log_prob - old_log_prob).exp().sub(1.0).abs().max()
         self._ratio = largest if self._ratio is None else torch.maximum(self._ratio, largest)
 
-    def with_action_health(self, loss: Loss, name: str) -> Loss:
-        """Return a loss that also measures actions, its first outputs, and the labels ``name``."""
-
-        def watched(outputs: Outputs, labels: Labels) -> SampleLosses:
-            if self._watches:
-                self._see_labels(outputs[0], labels[name])
-            return loss(outputs, labels)
-
-        return watched
-
     @torch.no_grad()
-    def _see_labels(self, actions: torch.Tensor, labels: torch.Tensor) -> None:
+    def see_labels(self, actions: torch.Tensor, labels: torch.Tensor) -> None:
         """Measure actions and their labels, shape (K, n, A) each; pool with earlier measurements.
 
         References:
             Chan, Golub and LeVeque (1983), The American Statistician 37(3), on pooled variances.
         """
+        if not self._watches:
+            return
         count = labels.shape[0] * labels.shape[1]
         error = (actions - labels).square().mean((0, 1))
         variance, mean = torch.var_mean(labels, (0, 1), correction=0)
@@ -252,19 +235,19 @@ class FirstReplay:
     @torch.no_grad()
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the measurements by name. Shape: () each."""
-        found = {}
+        measured = {}
         if self._ratio is not None:
-            found["replay_difference"] = self._ratio
+            measured["replay_difference"] = self._ratio
         if self._memory is not None:
             count, low, high, saturated = self._memory
-            found["saturated_units"] = saturated / count
-            found["dead_units"] = ((high - low) < STILL).to(torch.float32).mean()
+            measured["saturated_units"] = saturated / count
+            measured["dead_units"] = ((high - low) < STILL).to(torch.float32).mean()
         if self._labels is not None:
             _, error, variance, mean = self._labels
-            found[_STUDENT] = explained(error.sum(), variance.sum())
-            found["label_std"] = variance.sqrt().max()
-            found["label_scale"] = (variance + mean.square()).sqrt().max()
-        return found
+            measured[_STUDENT] = explained(error.sum(), variance.sum())
+            measured["label_std"] = variance.sqrt().max()
+            measured["label_scale"] = (variance + mean.square()).sqrt().max()
+        return measured
 
 
 def explained(error: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
@@ -296,13 +279,13 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
         The root mean square of the largest element by role and group, shape () each, under
         ``obs_scale/ROLE/GROUP``, or after a normaliser ``normalized_obs_scale/ROLE/GROUP``.
     """
-    found = {}
+    scales = {}
     for role, model in models.items():
         scale = getattr(model, "image_scale", None)
         for group in getattr(model, "obs_groups_2d", ()):
             if scale is not None or obs[group].is_floating_point():
                 images = obs[group][:_NUM_IMAGES].float() * (1.0 if scale is None else scale)
-                found[f"obs_scale/{role}/{group}"] = images.square().mean(0).max().sqrt()
+                scales[f"obs_scale/{role}/{group}"] = images.square().mean(0).max().sqrt()
         normalizer = getattr(model, "obs_normalizer", None)
         groups = [group for group in getattr(model, "obs_groups", ()) if group in obs]
         if normalizer is None or not groups or len(groups) < len(model.obs_groups):
@@ -310,12 +293,12 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
         raw = [obs[group] for group in groups]
         if not all(part.is_floating_point() for part in raw):
             continue
-        seen = normalizer(torch.cat(raw, dim=-1)).split([part.shape[-1] for part in raw], dim=-1)
+        read = normalizer(torch.cat(raw, dim=-1)).split([part.shape[-1] for part in raw], dim=-1)
         kind = "obs_scale" if isinstance(normalizer, nn.Identity) else "normalized_obs_scale"
-        for group, part in zip(groups, seen, strict=True):
+        for group, part in zip(groups, read, strict=True):
             # NaN is ignored: the student's is found by the update, the teacher's may have weight 0.
-            found[f"{kind}/{role}/{group}"] = part.square().nanmean(0).max().sqrt()
-    return found
+            scales[f"{kind}/{role}/{group}"] = part.square().nanmean(0).max().sqrt()
+    return scales
 
 
 class HealthWatch:

@@ -55,10 +55,10 @@ def check_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Mapping[str, A
         raise ValueError(
             f"The checkpoint lacks '{key}', it holds {sorted(checkpoint)}: {leave_out}."
         )
-    found, expected = map(_form, (checkpoint[key]["param_groups"], optimizer.param_groups))
-    if found != expected:
+    saved, expected = map(_form, (checkpoint[key]["param_groups"], optimizer.param_groups))
+    if saved != expected:
         raise ValueError(
-            f"The checkpoint's optimiser has {found}, expected {expected}: keep the option"
+            f"The checkpoint's optimiser has {saved}, expected {expected}: keep the option"
             f" optimizer and the models, or {leave_out}."
         )
 
@@ -124,8 +124,8 @@ def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor | None) -> None
             group.update(changes)
         optimizer.step()
     finally:
-        for group, own in zip(groups, kept, strict=True):
-            group.update(own)
+        for group, before in zip(groups, kept, strict=True):
+            group.update(before)
 
 
 def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.Tensor:

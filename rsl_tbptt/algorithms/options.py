@@ -7,21 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuningOptions
-from rsl_tbptt.algorithms.extensions.heads import HeadsOptions
-from rsl_tbptt.algorithms.extensions.held_out import HeldOutOptions
-from rsl_tbptt.algorithms.extensions.teachers import TeacherOptions
-from rsl_tbptt.algorithms.extensions.weight_average import AverageOptions
-from rsl_tbptt.algorithms.option_checks import (
-    Rule,
-    between,
-    count,
-    parse_fields,
-    positive,
-    warn_all,
-)
+from rsl_tbptt.algorithms.fine_tuning import FineTuningOptions
+from rsl_tbptt.algorithms.heads import HeadsOptions
+from rsl_tbptt.algorithms.held_out import HeldOutOptions
 from rsl_tbptt.algorithms.replay import ReplayOptions
+from rsl_tbptt.algorithms.teachers import TeacherOptions
+from rsl_tbptt.algorithms.weight_average import AverageOptions
 from rsl_tbptt.core.windows import Tail
+from rsl_tbptt.extensions import Rule, between, count, parse_fields, positive, warn_all
 
 
 def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
@@ -72,7 +65,7 @@ class Options(HeadsOptions, ReplayOptions):
     """
 
     record_steps: bool = True
-    """Whether an optimiser step on CUDA is recorded as one CUDA graph.
+    """Whether optimiser steps on CUDA are recorded as CUDA graphs.
 
     A recording knows the Python numbers that it was made with. See
     docs/concepts/replay.md#recorded-steps.
@@ -101,6 +94,12 @@ class Options(HeadsOptions, ReplayOptions):
     Resuming continues them.
     """
 
+    extensions: list[dict[str, Any]] | None = None
+    """Your own extensions, each ``{"class_name": "my_robot.losses:Smoothness", "coef": 0.1}``.
+
+    The other keys are options of that class. See docs/howto/extensions.md.
+    """
+
     @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
         """Build the options from keyword arguments.
@@ -111,6 +110,10 @@ class Options(HeadsOptions, ReplayOptions):
         parsed = parse_fields(cls, options, ALGORITHMS.get(cls.__name__, cls.__name__))
         warn_all(parsed.check_together())
         return parsed
+
+    def followed_kl(self) -> float | None:  # no property, which Isaac Lab's configclass would set
+        """Return the KL divergence that the learning rate follows, or None."""
+        return None
 
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; see the base class."""
@@ -235,10 +238,10 @@ class DistillationOptions(TeacherOptions, HeldOutOptions, AverageOptions, Option
             )
 
 
-_LACKING_IN_RSL_RL = {
-    *["num_micro_batches", "shuffle_envs", "loss_reduction", "policy_loss", "clip_param_high"],
-    *["critic_warmup_iterations", "teacher_coef", "auxiliary", "use_mixed_precision"],
-}
+_LACKING_IN_RSL_RL = """
+    num_micro_batches shuffle_envs loss_reduction policy_loss clip_param_high extensions
+    critic_warmup_iterations teacher_coef auxiliary use_mixed_precision
+"""
 """Options of PPO that rsl_rl's update lacks; mixed precision only before release 5.5."""
 
 
@@ -373,7 +376,7 @@ class PpoOptions(FineTuningOptions, Options):
                 "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
                 " state exists for the mirrored trajectory."
             )
-        for name in _LACKING_IN_RSL_RL.difference(taken):
+        for name in {*_LACKING_IN_RSL_RL.split()}.difference(taken):
             default = getattr(PpoOptions, name)
             if getattr(self, name) != default:
                 self.refuse(name, f"{default!r} with symmetry_cfg: rsl_rl's own update lacks it")

@@ -1,15 +1,17 @@
 """Replay of models for updates: whole windows, recurrent layers as a scan, each frame once.
 
 Everything but the recurrent layers runs once per window, on K * n rows (K steps, n environments).
-A model whose parts are not known is run step by step.
+A model whose parts are not known is run step by step. An :class:`Objective` is a model with the
+loss that an optimiser step adds up over its replay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -24,12 +26,11 @@ from rsl_tbptt.algorithms.frames import (
     unique_frames,
 )
 from rsl_tbptt.algorithms.health import FirstReplay
-from rsl_tbptt.algorithms.option_checks import OptionGroup
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import (
-    Loss,
     Outputs,
+    SampleLosses,
     accumulate_group,
     best_num_micro_batches,
     best_num_windows,
@@ -37,10 +38,11 @@ from rsl_tbptt.core.accumulate import (
 )
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, in_parts
-from rsl_tbptt.core.rollout import Batch, Rollout
+from rsl_tbptt.core.rollout import BUFFER, NEWEST, WEIGHT, Batch, Rollout, Samples
 from rsl_tbptt.core.scan import check_engine, recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
-from rsl_tbptt.models.protocol import FrameEncoder, Head, action_head, gaussian_head, parts_of
+from rsl_tbptt.extensions import OptionGroup, Term
+from rsl_tbptt.models.protocol import FrameEncoder, parts_of
 
 
 def _check_engine(_: str, value: str) -> None:
@@ -65,37 +67,39 @@ class ReplayOptions(OptionGroup):
 
 
 class Replay:
-    """A model that is replayed over windows in micro-batches, and the sum of its gradients."""
+    """A model that is replayed over windows."""
 
     def __init__(
         self,
         model: MLPModel,
-        head: Head,
-        *,
         options: ReplayOptions | None = None,
         num_envs: int = 1,
         window_length: int = 1,
-        heads: Callable[[torch.Tensor], Outputs] | None = None,
         first_replay: FirstReplay | None = None,
+        *,
+        needs_distribution: bool = False,
     ) -> None:
         """Choose how the model is replayed.
 
         Args:
             model: A model that follows rsl_rl's interface.
-            head: Outputs to return: ``action_head``, ``gaussian_head`` or ``distribution_head``.
             options: The algorithm's: scan engine, precision and memory. None takes the defaults.
             num_envs: Environments of the largest mini-batch.
             window_length: Steps of the longest window.
-            heads: Maps latents, which the model's own head reads, to more outputs: (rows, H) to
-                (rows, D) each.
             first_replay: Records the outputs of the recurrent layers.
+            needs_distribution: Whether outputs have to be the inputs of the model's distribution;
+                those of a model that runs step by step are its actions otherwise.
         """
         options = options or ReplayOptions()
-        self.model, self._head, self._heads = model, head, heads
+        self.model = model
         self.parameters: list[nn.Parameter] = list(model.parameters())
         """Parameters of the model alone."""
         self._like = next(iter(self.parameters), torch.empty(0))  # a teacher may have none
         self._parts = parts_of(model)
+        self.gives_actions = model.distribution is None or (
+            self._parts is None and not needs_distribution
+        )
+        """Whether outputs are actions, and not inputs of the distribution."""
         self._engine = options.scan_engine
         self._num_envs, self._window_length = num_envs, window_length
         self._bytes_per_sample = bytes_per_sample(model)
@@ -121,67 +125,8 @@ class Replay:
         """The model's device."""
         return self._like.device
 
-    def accumulate(
-        self,
-        group: Group,
-        rollout: Rollout | Batch,
-        state: HiddenState,
-        loss: Loss,
-        divisor: float | torch.Tensor,
-        *,
-        num_micro_batches: int,
-        coef: float = 1.0,
-    ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
-        """Add the gradient of one optimiser step's loss; see ``core.accumulate``.
-
-        Args:
-            group: Windows of the optimiser step, in time order.
-            rollout: The rollout, or a batch of one.
-            state: State before the first window. Shape: (L, N, H), or a pair of them.
-            loss: The loss.
-            divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
-            num_micro_batches: Minimum number of micro-batches, which run one after the other.
-            coef: Weight of the loss compared with others.
-
-        Returns:
-            The detached state after the group, and the sums of the loss's reported values.
-        """
-        least = self.least_micro_batches(rollout.num_envs)
-        with unchanged_weights():
-            return accumulate_group(
-                group,
-                rollout,
-                state,
-                self,
-                loss,
-                divisor,
-                coef=coef,
-                num_micro_batches=max(num_micro_batches, least),
-                windows_at_once=self._windows_at_once,
-            )
-
-    def check_gradient(self, losses: str) -> None:
-        """Check that losses have reached the model, right after the first :meth:`accumulate`.
-
-        A frozen model has nothing to reach, and a loss times 0 reaches it with zeros.
-
-        Args:
-            losses: The losses in the message, by the names of their options.
-
-        Raises:
-            ValueError: If no parameter has a gradient.
-        """
-        learned = [each for each in self.parameters if each.requires_grad]
-        if learned and all(each.grad is None for each in learned):
-            model, distribution = type(self.model).__name__, type(self.model.distribution).__name__
-            raise ValueError(
-                f"The gradient of {losses} reaches no parameter of the {model} (distribution:"
-                f" {distribution}), expected one that does: nothing would be learned. Look for"
-                " argmax, rounding, detach() or no_grad() in its forward pass."
-            )
-
     def unrecordable_reason(self) -> str | None:
-        """Return why a step of this model cannot be recorded as one CUDA graph, or None."""
+        """Return why a step of this model cannot be recorded as a CUDA graph, or None."""
         name = type(self.model).__name__
         if self._parts is None:
             return f"a {name} runs step by step"
@@ -203,8 +148,8 @@ class Replay:
             sees_frames=self._sees_frames,
         )
 
-    @property
-    def _windows_at_once(self) -> int:
+    @cached_property
+    def windows_at_once(self) -> int:
         """Number of windows that run as one, for mini-batches of any size.
 
         Small mini-batches use the same number, so that memory is linear in the environments.
@@ -230,8 +175,8 @@ class Replay:
             cuts: Steps before which the gradient of the state stops; see ``recurrent_scan``.
 
         Returns:
-            The head's outputs and those of auxiliary heads, of leading shape (K, n), and the state
-            after the last step, all in the parameters' dtype.
+            The model's outputs and, unless it runs step by step, the latent that its head reads,
+            of leading shape (K, n), and the state after the last step, in the parameters' dtype.
         """
         dtype, shape = self._like.dtype, episode_starts.shape
         with self._autocast:
@@ -246,8 +191,7 @@ class Replay:
                 latent = latent.flatten(0, 1)
                 if self._first_replay is not None:
                     self._first_replay.see_memory(latent)
-                rows = self._head(self.model, self._parts.head(latent))
-                rows += () if self._heads is None else self._heads(latent)
+                rows = self._parts.head(latent), latent
                 outputs = tuple(output.unflatten(0, shape) for output in rows)
         outputs = tuple(output.to(dtype) for output in outputs)
         return outputs, hidden_state.apply(lambda tensor: tensor.to(dtype), state)
@@ -259,14 +203,14 @@ class Replay:
         if not parts.encoders:
             return parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
         obs = separate_frames(obs, parts.encoders)
-        seen = dict(obs.steps.flatten(0, 1).items())
+        read = dict(obs.steps.flatten(0, 1).items())
         for group, encoder in parts.encoders.items():
             rows, places = unique_frames(obs.steps[group])
             features = self._features(group, encoder, obs.frames[group], rows)
             if len(rows) < places.numel():
                 features = features.index_select(0, places.flatten())
-            seen[group] = features
-        return parts.encode(seen).unflatten(0, shape)
+            read[group] = features
+        return parts.encode(read).unflatten(0, shape)
 
     def _features(
         self, group: str, encoder: FrameEncoder, frames: torch.Tensor, rows: torch.Tensor
@@ -290,28 +234,209 @@ class Replay:
         """Replay any model through its public interface; its own state is restored.
 
         Raises:
-            NotImplementedError: If the head needs a distribution and the model makes none.
+            NotImplementedError: If a distribution is needed and the model makes none.
         """
-        model, head, steps = self.model, self._head, []
-        with _state_aside(model), _updates_of(model.distribution) as seen:
+        model, steps = self.model, []
+        with _state_aside(model), _updates_of(model.distribution) as updates:
             for t, (step_obs, starts) in enumerate(zip(obs.unbind(0), episode_starts, strict=True)):
                 if t in cuts:
                     state = hidden_state.detach(state)
                 set_state(model, state, starts)
-                action = model(step_obs, stochastic_output=head is not action_head)
-                if head is action_head:
-                    steps.append((action,))
-                elif head is gaussian_head:
-                    steps.append((model.output_mean, model.output_std))
-                elif seen:
-                    steps.append((seen[-1],))
+                action = model(step_obs, stochastic_output=not self.gives_actions)
+                if self.gives_actions:
+                    steps.append(action)
+                elif updates:
+                    steps.append(updates[-1])
                 else:
                     raise NotImplementedError(
                         f"{type(model).__name__} made no action distribution in its forward pass,"
                         " expected it to call `distribution.update`, as rsl_rl's models do."
                     )
                 state = model.get_hidden_state()
-        return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state
+        return (torch.stack(steps),), state
+
+
+class Policy:
+    """What a model computes for K steps of n environments, each value once and when it is asked.
+
+    Of values of the distribution, use those of one object before the next one is made.
+    """
+
+    def __init__(self, replay: Replay, outputs: Outputs, samples: Samples) -> None:
+        """Take the outputs of a replay and their labels."""
+        self.model: Any = replay.model
+        self.output, self._samples = outputs[0], samples
+        self._gives_actions, self._latent = replay.gives_actions, outputs[1:]
+
+    @cached_property
+    def mean(self) -> torch.Tensor:
+        """The action without noise. Shape: (K, n, A)."""
+        if self._gives_actions:
+            return self.output
+        return self.model.distribution.deterministic_output(self.output)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """A critic's value. Shape: (K, n, 1)."""
+        return self.mean
+
+    @property
+    def latent(self) -> torch.Tensor:
+        """What the model's head reads. Shape: (K, n, H).
+
+        Raises:
+            NotImplementedError: If the model runs step by step.
+        """
+        if not self._latent:
+            raise NotImplementedError(
+                f"The latent of a {type(self.model).__name__} is unknown, expected a model of"
+                " rsl_rl or a WindowedModel: it has its own forward pass and runs step by step."
+            )
+        return self._latent[0]
+
+    @cached_property
+    def _updated(self) -> Any:
+        """The model, whose distribution is that of these outputs.
+
+        Raises:
+            NotImplementedError: If only its actions are known.
+        """
+        if self._gives_actions:
+            raise NotImplementedError(
+                f"The distribution of a {type(self.model).__name__} is asked for and unknown,"
+                " expected a model of rsl_rl with a distribution, or loss_type 'nll' or 'kl'."
+            )
+        self.model.distribution.update(self.output)
+        return self.model
+
+    @property
+    def std(self) -> torch.Tensor:
+        """Standard deviation of the actions. Shape: (K, n, A)."""
+        return self._updated.output_std
+
+    @cached_property
+    def log_prob(self) -> torch.Tensor:
+        """Log-probability of ``samples["actions"]``. Shape: (K, n)."""
+        return self.log_prob_of(self._samples["actions"])
+
+    def log_prob_of(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the log-probability, (K, n), of actions, (K, n, A)."""
+        return self._updated.get_output_log_prob(actions)
+
+    @cached_property
+    def entropy(self) -> torch.Tensor:
+        """Entropy of the distribution. Shape: (K, n)."""
+        return self._updated.output_entropy
+
+    def kl_from(self, params: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return the KL divergence, (K, n), from a distribution with these parameters."""
+        model = self._updated
+        return model.get_kl_divergence(params, model.output_distribution_params)
+
+
+class Objective:
+    """A model that is replayed over a rollout, and the loss that an optimiser step adds up."""
+
+    rollout: Rollout
+    """The rollout, with the observations that the model reads."""
+
+    states: HiddenState
+    """States before the first steps. Shape: (L, C, H), or a pair of them."""
+
+    def __init__(
+        self, replay: Any, losses: Callable[[Policy, Samples], Iterable[Term]], coef: float = 1.0
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            replay: A :class:`Replay`.
+            losses: Yields terms of the loss.
+            coef: Weight of the loss compared with other objectives.
+        """
+        self.replay, self.losses, self.coef = replay, losses, coef
+        self.names: set[str] = set()
+        """Names of the terms that are losses, and not only reported."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The model's parameters."""
+        return self.replay.parameters
+
+    def accumulate(
+        self,
+        group: Group,
+        first_rows: torch.Tensor,
+        state: HiddenState,
+        divisor: float | torch.Tensor,
+        num_micro_batches: int,
+    ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
+        """Add the gradient of a group of windows to ``.grad``; see ``core.accumulate``.
+
+        Args:
+            group: The windows, in time order.
+            first_rows: First steps of the segments; see :class:`Batch`. Shape: (n,).
+            state: State before them. Shape: (L, n, H), or a pair of them.
+            divisor: M, the divisor of the sum of per-sample losses. Shape: ().
+            num_micro_batches: Minimum number of micro-batches, which run one after the other.
+
+        Returns:
+            The detached state after the group, and the sums of the terms by name.
+        """
+        least = self.replay.least_micro_batches(len(first_rows))
+        with unchanged_weights():
+            return accumulate_group(
+                group,
+                Batch(self.rollout, first_rows),
+                state,
+                self.replay,
+                self.loss,
+                divisor,
+                coef=self.coef,
+                num_micro_batches=max(num_micro_batches, least),
+                windows_at_once=self.replay.windows_at_once,
+            )
+
+    def loss(self, outputs: Outputs, samples: Samples) -> SampleLosses:
+        """Return the sum of the terms, and each of them to report.
+
+        With a replay buffer a term is reported on the newest rollout, and BUFFER on past ones.
+        """
+        policy, trained, reported = Policy(self.replay, outputs, samples), None, {}
+        for name, coef, values in self.losses(policy, samples):
+            reported[name] = values
+            if NEWEST in samples:
+                counted = ~samples[NEWEST] if name == BUFFER else samples[NEWEST]
+                reported[name] = torch.where(counted, values, 0.0)
+            is_trained = isinstance(coef, torch.Tensor) or coef != 0
+            if is_trained or name == BUFFER:
+                self.names.add(name)
+            if is_trained:
+                term = values if isinstance(coef, float) and coef == 1.0 else coef * values
+                trained = term if trained is None else trained + term
+        if trained is None:
+            trained = outputs[0].new_zeros(samples.rollout.episode_starts.shape)
+        return SampleLosses(samples[WEIGHT] * trained if WEIGHT in samples else trained, reported)
+
+    def check_gradient(self, losses: str) -> None:
+        """Check that losses have reached the model, right after the first :meth:`accumulate`.
+
+        A frozen model has nothing to reach, and a loss times 0 reaches it with zeros.
+
+        Args:
+            losses: The losses in the message, by the names of their options.
+
+        Raises:
+            ValueError: If no parameter has a gradient.
+        """
+        learned = [parameter for parameter in self.parameters if parameter.requires_grad]
+        if learned and all(parameter.grad is None for parameter in learned):
+            model = self.replay.model
+            raise ValueError(
+                f"The gradient of {losses} reaches no parameter of the {type(model).__name__}"
+                f" (distribution: {type(model.distribution).__name__}), expected at least one:"
+                " otherwise the model cannot learn. Look for argmax, rounding, detach() or"
+                " no_grad() in its forward pass."
+            )
 
 
 def _warn_of_channels_last(model: Any) -> None:
@@ -329,8 +454,8 @@ def _warn_of_channels_last(model: Any) -> None:
 
 def observations_of(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
     """Return those of a rollout's observations, (T, N), that a replay of ``model`` uses."""
-    seen, parts = obs.select(*observed_groups(model, obs)), parts_of(model)
-    return seen if parts is None or not parts.encoders else separate_frames(seen, parts.encoders)
+    read, parts = obs.select(*observed_groups(model, obs)), parts_of(model)
+    return read if parts is None or not parts.encoders else separate_frames(read, parts.encoders)
 
 
 def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
@@ -345,9 +470,9 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
         A model with its own forward pass or latent may read any group, so all are returned unless
         its ``observed_groups`` names them.
     """
-    own_groups: Any = getattr(model, "observed_groups", None)
-    if own_groups is not None:
-        return list(own_groups)
+    named: Any = getattr(model, "observed_groups", None)
+    if named is not None:
+        return list(named)
     shapes: Any = getattr(model, "group_shapes", None)
     if shapes is not None and parts_of(model) is not None:
         return list(shapes)
@@ -387,21 +512,21 @@ def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
     Meanwhile it draws no sample: nobody uses one, and to draw from NaN raises, so that an update
     with NaN would end the training rather than be skipped.
     """
-    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     if distribution is None:
-        yield seen
+        yield inputs
         return
     update = distribution.update
 
     def record(mlp_output: torch.Tensor) -> None:
-        seen.append(mlp_output)
+        inputs.append(mlp_output)
         update(mlp_output)
 
     def sample() -> torch.Tensor:
-        return distribution.deterministic_output(seen[-1])
+        return distribution.deterministic_output(inputs[-1])
 
     vars(distribution).update(update=record, sample=sample)  # hides the class's methods
     try:
-        yield seen
+        yield inputs
     finally:
         del vars(distribution)["update"], vars(distribution)["sample"]

@@ -22,7 +22,7 @@ stay dropped if the update is undone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -30,8 +30,6 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.behavior_losses import NEWEST
-from rsl_tbptt.algorithms.extensions.teachers import TeacherLabels
 from rsl_tbptt.algorithms.frames import (
     FrameObs,
     deduplicate_frames,
@@ -45,7 +43,7 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.rollout import NEWEST, Labels, Rollout, map_label
 
 
 class Drawn(NamedTuple):
@@ -77,23 +75,30 @@ class BufferSize(NamedTuple):
 class Experience:
     """Sequences of T steps: one per environment of the newest rollout, and those of the buffer."""
 
-    def __init__(self, algorithm: Any, labels: TeacherLabels) -> None:
+    def __init__(
+        self,
+        student: MLPModel,
+        storage: RolloutStorage,
+        options: DistillationOptions,
+        ranks: Ranks,
+        trained: torch.Tensor,
+        labels: Callable[[], Labels],
+    ) -> None:
         """Take the sources of the newest rollout; the first one allocates the buffer.
 
         Args:
-            algorithm: The distillation, whose student, storage, options and extensions are set.
-            labels: The teacher's labels.
+            student: The student.
+            storage: The storage of rollouts.
+            options: Sizes of the buffer and of mini-batches.
+            ranks: The processes that train together.
+            trained: Environments that are drawn and kept, all but the held-out ones. Shape: (M,).
+            labels: Returns the labels of the stored rollout.
         """
-        self._student: MLPModel = algorithm._raw_student
-        self._storage: RolloutStorage = algorithm.storage
-        self._labels, self._extensions = labels, algorithm.extensions
-        self._options: DistillationOptions = algorithm.options
-        self._ranks: Ranks = algorithm._ranks
-        self.trained: torch.Tensor = algorithm.held_out.trained
-        """Environments that are drawn and kept, all but the held-out ones. Shape: (M,)."""
-        trained = self._ranks.gather(len(self.trained))
+        self._student, self._storage, self._options = student, storage, options
+        self._ranks, self.trained, self._labels = ranks, trained, labels
+        num_trained = ranks.gather(len(trained))
         # The same number on every rank, since each mini-batch makes an exchange.
-        self.num_mini_batches = min(self._options.num_mini_batches, *trained)
+        self.num_mini_batches = min(options.num_mini_batches, *num_trained)
         """Mini-batches of a pass; at most the number of environments that train."""
         self.start_state: HiddenState = None
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
@@ -112,16 +117,8 @@ class Experience:
         if self.start_state is None:  # the first rollout: zeros, of the size that is known now
             state = hidden_state.clone(self._student.get_hidden_state())
             self.start_state = hidden_state.apply(torch.zeros_like, state)
-        stored, dones = self._storage.observations, self.dones()
-        labels = dict(self._labels.of_rollout())
-        for extension in self._extensions:
-            labels |= extension.labels()
-        obs = observations_of(self._student, stored)
-        return Rollout.from_dones(obs, labels, dones)
-
-    def dones(self) -> torch.Tensor:
-        """Return at which steps episodes of the newest rollout ended. Shape: (T, N), bool."""
-        return self._storage.dones.squeeze(-1).bool()
+        obs = observations_of(self._student, self._storage.observations)
+        return Rollout.from_dones(obs, self._labels(), self._storage.dones.squeeze(-1).bool())
 
     def take(self) -> tuple[Rollout, HiddenState]:
         """Put the newest rollout into the buffer.
@@ -166,11 +163,13 @@ class Experience:
             ValueError: If ``buffer_gb`` has no room for a single past sequence.
         """
         options, num_envs = self._options, rollout.num_envs
-        frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
+        frames = {
+            group: values.nbytes / len(values) for group, values in frames_of(rollout.obs).items()
+        }
         num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs
-        own, at_most = self._bytes_per_sequence(rollout)
+        size_of_one, at_most = self._bytes_per_sequence(rollout)
         num_trained = len(self.trained)
-        made_for = [num_envs, own, at_most, options.buffer_rollouts, options.buffer_gb]
+        made_for = [num_envs, size_of_one, at_most, options.buffer_rollouts, options.buffer_gb]
         made_for += [num_trained] if num_trained < num_envs else []
         saved = self._saved or {}
         size = saved.get("size", {})
@@ -181,15 +180,17 @@ class Experience:
         capacity, spare = options.buffer_rollouts * num_trained, math.inf
         if options.buffer_gb is not None:
             limit = options.buffer_gb * 1e9
-            fitting = min(limit / (own + expected), (limit - num_envs * at_most) / own)
+            fitting = min(
+                limit / (size_of_one + expected), (limit - num_envs * at_most) / size_of_one
+            )
             capacity = min(capacity, int(fitting) - num_envs)
-            spare = limit - (capacity + num_envs) * own - num_envs * at_most
+            spare = limit - (capacity + num_envs) * size_of_one - num_envs * at_most
         if capacity < 1:
+            least = (num_envs + 1) * (size_of_one + at_most) / 1e9
             raise ValueError(
-                f"buffer_gb is {options.buffer_gb:g}, expected at least"
-                f" {(num_envs + 1) * (own + at_most) / 1e9:.3g}, for the newest rollout and one"
-                " sequence of the past: None sets no limit, and buffer_rollouts=0 disables the"
-                " buffer."
+                f"buffer_gb is {options.buffer_gb:g}, expected at least {least:.3g}, for the newest"
+                " rollout and one sequence of the past: None sets no limit, and buffer_rollouts=0"
+                " disables the buffer."
             )
         num_frames = {
             group: num_steps * num_envs
@@ -202,23 +203,25 @@ class Experience:
         """Return the bytes of a sequence without its frames, and those of frames that are new."""
         tensors = [*_tensors(rollout, self.start_state).values(), rollout.episode_starts]
         # The last term is the label NEWEST.
-        own = sum(each.nbytes for each in tensors) / rollout.num_envs + torch.float64.itemsize
+        size_of_one = (
+            sum(values.nbytes for values in tensors) / rollout.num_envs + torch.float64.itemsize
+        )
         frames = frames_of(rollout.obs).items()
-        per_step = sum(each.nbytes / len(each) for _, each in frames)
+        per_step = sum(values.nbytes / len(values) for _, values in frames)
         num_steps = steps_of(rollout.obs).batch_size.numel() // rollout.num_envs
-        return own, num_steps * per_step
+        return size_of_one, num_steps * per_step
 
     def _frames_per_sequence(self, rollout: Rollout) -> dict[str, float]:
         """Return the expected number of frames in a past sequence, by group."""
         steps = steps_of(rollout.obs)  # waits for the device
-        found = {
+        numbers = {
             group: len(unique_frames(steps[group])[0]) / rollout.num_envs
             for group in frames_of(rollout.obs)
         }
         if self._saved is not None and (kept := len(self._saved["keys"])):
             saved = self._saved.get("frames", {}).items()
-            found |= {group: len(frames) / kept for group, frames in saved}
-        return found
+            numbers |= {group: len(frames) / kept for group, frames in saved}
+        return numbers
 
     def keep_newest(self, num_steps: int) -> None:
         """Let the newest rollout compete for places in the buffer; see ``ReplayBuffer``."""
@@ -269,8 +272,8 @@ class Experience:
         sizes = [sum(n // parts + (i < n % parts) for n in numbers) for i in range(parts)]
         self._sizes: list[int] | torch.Tensor = sizes
         if self._ranks.together:  # filled, not copied: a copy would wait for the device
-            own = [torch.full((), size, device=self._storage.dones.device) for size in sizes]
-            self._sizes = self._ranks.sum_tensor(torch.stack(own))
+            counts = [torch.full((), size, device=self._storage.dones.device) for size in sizes]
+            self._sizes = self._ranks.sum_tensor(torch.stack(counts))
         self.num_sequences: int | torch.Tensor = sum(self._sizes)
         """Sequences in a pass over all processes. Shape: ()."""
 
@@ -284,20 +287,16 @@ class Experience:
         draw_kept = torch.randperm if self.num_drawn else torch.arange
         for _ in range(num_passes):
             envs = self.trained[draw_envs(len(self.trained), device=device)]
-            newest, past = self._columns_of(envs), envs[:0]
+            newest, past = self.columns_of(envs), envs[:0]
             if buffer is not None:
                 kept = draw_kept(buffer.num_kept, device=device)[: self.num_drawn]
                 past = buffer.past[kept]
-            shares = (each.tensor_split(self.num_mini_batches) for each in (newest, past, envs))
-            for of_newest, of_past, own, size in zip(*shares, self._sizes, strict=True):
-                yield Drawn(torch.cat((of_newest, of_past)), own, size)
+            shares = (values.tensor_split(self.num_mini_batches) for values in (newest, past, envs))
+            for of_newest, of_past, of_envs, size in zip(*shares, self._sizes, strict=True):
+                yield Drawn(torch.cat((of_newest, of_past)), of_envs, size)
 
-    def drawn(self, envs: torch.Tensor) -> Drawn:
-        """Return a mini-batch of given environments, (n,), of this process alone."""
-        return Drawn(self._columns_of(envs), envs, len(envs))
-
-    def _columns_of(self, envs: torch.Tensor) -> torch.Tensor:
-        """Return the columns of environments, (n,), in what ``take`` returned."""
+    def columns_of(self, envs: torch.Tensor) -> torch.Tensor:
+        """Return the columns, (n,), of environments, (n,), in what ``take`` returned."""
         return envs if self.buffer is None else self.buffer.newest[envs]
 
 
@@ -307,10 +306,17 @@ def _tensors(rollout: Rollout, state: HiddenState) -> dict[str, torch.Tensor]:
     states = enumerate(hidden_state.as_tensors(state))
     return {
         **{f"obs/{group}": steps[group] for group in sorted(steps.keys())},
-        **{f"label/{name}": label for name, label in rollout.labels.items()},
+        **{f"label/{name}": label for name, label in _flat(rollout.labels)},
         "episode_starts": rollout.episode_starts,
         **{f"state/{index}": tensor for index, tensor in states},
     }
+
+
+def _flat(labels: Labels) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of labels with their names."""
+    for name, label in labels.items():
+        parts = label if isinstance(label, tuple) else (label,)
+        yield from ((f"{name}/{i}" if i else name, part) for i, part in enumerate(parts))
 
 
 _ROWS_AT_ONCE = 256
@@ -339,13 +345,13 @@ class ReplayBuffer:
         sizes = [newest.num_steps, num_columns, *steps_of(newest.obs).batch_size[2:]]
         obs: Any = steps_of(newest.obs).apply(columns, batch_size=sizes)
         self._frames = {
-            group: each.new_empty(num_frames[group], *each.shape[1:])
-            for group, each in frames_of(newest.obs).items()
+            group: values.new_empty(num_frames[group], *values.shape[1:])
+            for group, values in frames_of(newest.obs).items()
         }
         self._shown = {group: obs[group] for group in self._frames}
         if self._frames:
             obs = FrameObs(obs, self._frames)
-        labels = {name: columns(label) for name, label in newest.labels.items()}
+        labels = {name: map_label(columns, label) for name, label in newest.labels.items()}
         copied = Rollout(obs, labels, columns(newest.episode_starts))
         self._is_newest = torch.zeros_like(copied.episode_starts)
         self.capacity = capacity
@@ -419,7 +425,7 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the past sequences, for a checkpoint."""
-        kept = {name: each[:, self.past] for name, each in self._tensors.items()}
+        kept = {name: values[:, self.past] for name, values in self._tensors.items()}
         frames = {}
         for group, pool in self._frames.items():
             rows, kept[f"obs/{group}"] = unique_frames(kept[f"obs/{group}"])
@@ -440,7 +446,7 @@ class ReplayBuffer:
         Raises:
             ValueError: If the sequences have other shapes.
         """
-        found, expected = (
+        numbers, expected = (
             [
                 *((len(tensor), *tensor.shape[2:]) for tensor in sequences),
                 {group: tuple(pool.shape[1:]) for group, pool in frames.items()},
@@ -450,9 +456,9 @@ class ReplayBuffer:
                 (self._tensors.values(), self._frames),
             )
         )
-        if found != expected:
+        if numbers != expected:
             raise ValueError(
-                f"The checkpoint's replay buffer has sequences of {found}, expected"
+                f"The checkpoint's replay buffer has sequences of {numbers}, expected"
                 f" {expected} (steps or layers first, then frames): set save_buffer to False to"
                 " begin with an empty one."
             )

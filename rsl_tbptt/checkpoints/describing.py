@@ -54,10 +54,10 @@ def describe_all(
     """
 
     def config_of(role: str) -> Any:
-        found: Any = configs
+        config: Any = configs
         for key in role.split("."):  # one of several teachers is nested deeper
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+            config = config.get(key) if isinstance(config, Mapping) else None
+        return config
 
     return {role: describe(model, obs, config_of(role)) for role, model in models.items()}
 
@@ -117,9 +117,9 @@ def plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
         TypeError: If the value, or something in it, is not plain.
     """
     if isinstance(value, Mapping):
-        return {plain(key, other): plain(each, other) for key, each in value.items()}
+        return {plain(key, other): plain(item, other) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return (list if isinstance(value, list) else tuple)(plain(each, other) for each in value)
+        return (list if isinstance(value, list) else tuple)(plain(item, other) for item in value)
     if isinstance(value, type):
         return qualified_name(value)
     for kind in (bool, int, float):  # also instances of subclasses, such as numpy's

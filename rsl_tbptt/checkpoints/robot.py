@@ -55,9 +55,9 @@ def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
         "command_ranges": lambda: _command_ranges(inner),
         HOOK: getattr(inner, HOOK, dict),
     }
-    found = {name: _read(name, read, inner) for name, read in readers.items()}
-    found |= {**(found.pop("joints") or {}), **(found.pop(HOOK) or {})}
-    return {name: value for name, value in found.items() if value not in (None, [], {})}
+    properties = {name: _read(name, read, inner) for name, read in readers.items()}
+    properties |= {**(properties.pop("joints") or {}), **(properties.pop(HOOK) or {})}
+    return {name: value for name, value in properties.items() if value not in (None, [], {})}
 
 
 def _read(name: str, read: Callable[[], Any], env: Any) -> Any:
@@ -152,13 +152,13 @@ def _active_terms(env: Any, manager: str) -> list[str]:
 
 def _command_ranges(env: Any) -> dict[str, dict[str, list[float]]]:
     """Return the ranges of commands; if a config has a curriculum's final ones, those."""
-    found = {}
+    limits_of = {}
     for name in _active_terms(env, "command_manager"):
         cfg = getattr(env.command_manager.get_term(name), "cfg", None)
         ranges = getattr(cfg, "limit_ranges", getattr(cfg, "ranges", None))
         limits = getattr(ranges, "__dict__", {}).items()
-        found[name] = {key: [*pair] for key, pair in limits if isinstance(pair, (list, tuple))}
-    return {name: ranges for name, ranges in found.items() if ranges}
+        limits_of[name] = {key: [*pair] for key, pair in limits if isinstance(pair, (list, tuple))}
+    return {name: ranges for name, ranges in limits_of.items() if ranges}
 
 
 def _action_terms(env: Any) -> list[tuple[str, Any]]:
@@ -185,7 +185,7 @@ def _joints(env: Any) -> dict[str, Any]:
     """Describe the joints of the robot that the first action moves."""
     terms = [term for _, term in _action_terms(env)]
     moved = [getattr(term, name, None) for term in terms for name in ("_asset", "_entity")]
-    robot: Any = next((each for each in moved if hasattr(each, "joint_names")), None)
+    robot: Any = next((part for part in moved if hasattr(part, "joint_names")), None)
     if robot is None:
         return {}
     gains = _gains_in_mujoco(env, robot) if hasattr(robot, "spec") else _gains_of_actuators(robot)
@@ -206,19 +206,21 @@ Gains = tuple[dict[str, float], dict[str, float]]
 
 def _gains_of_actuators(robot: Any) -> Gains:
     """Return Isaac Lab's gains from the config, since those of the simulation are randomised."""
-    found = []
+    gains = []
     for gain in ("stiffness", "damping"):
         simulated = _of_first_env(getattr(robot.data, f"joint_{gain}"))
         values = dict(zip(robot.joint_names, simulated, strict=True))
         for actuator in robot.actuators.values():
-            given = getattr(actuator.cfg, gain)
-            patterns = given if isinstance(given, Mapping) else {".*": given}
+            setting = getattr(actuator.cfg, gain)
+            patterns = setting if isinstance(setting, Mapping) else {".*": setting}
             for pattern, value in patterns.items():
                 if value is not None:  # None takes the value of the robot's file
-                    names = [each for each in actuator.joint_names if re.fullmatch(pattern, each)]
+                    names = [
+                        joint for joint in actuator.joint_names if re.fullmatch(pattern, joint)
+                    ]
                     values |= dict.fromkeys(names, value)
-        found.append(values)
-    return found[0], found[1]
+        gains.append(values)
+    return gains[0], gains[1]
 
 
 def _gains_in_mujoco(env: Any, robot: Any) -> Gains:

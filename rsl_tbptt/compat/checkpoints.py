@@ -115,6 +115,17 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[st
     )
 
 
+def modules_of_extension(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the state dicts of an extension's modules by name, from its entry of a checkpoint.
+
+    Auxiliary heads of earlier versions were described next to their layers.
+    """
+    if "heads" not in saved:
+        return saved.get("modules", {})
+    heads = {name: dict(head) for name, head in saved["heads"].items()}
+    return {name: {**head.pop("state_dict"), "_extra_state": head} for name, head in heads.items()}
+
+
 def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
     """Return the setting of the model's config that has to change for the key to agree."""
     if key.startswith("distribution"):

@@ -331,12 +331,6 @@ class Distillation(_OfPolicy, algorithms.Distillation):
         super().__init__(self.policy, **arguments)
         self.student, self.teacher, self.storage = student, teacher, storage
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Store in the policy whether its teacher was loaded, since the runner reads it there."""
-        if name == "teacher_loaded":
-            self.policy.loaded_teacher = value
-        super().__setattr__(name, value)
-
 
 class ModelStorage(RolloutStorage):
     """rsl_rl 3's storage with the names of rsl_rl 5."""

@@ -45,13 +45,13 @@ UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
 """Whether rsl_rl's update also updates normalisers; releases before 5.5 do so in every step."""
 
 
-def import_function(option: str, value: Any, known: Iterable[str]) -> Callable[..., Any]:
+def import_function(option: str, value: Any, others: Iterable[str]) -> Callable[..., Any]:
     """Return the function that an option names, or the function itself.
 
     Args:
         option: Name of the option, for the message.
         value: A function or its qualified name.
-        known: Other values of the option, for the message.
+        others: Other values of the option, for the message.
 
     Raises:
         ValueError: If the function cannot be imported.
@@ -60,7 +60,7 @@ def import_function(option: str, value: Any, known: Iterable[str]) -> Callable[.
         return resolve_callable(value)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{option} is {value!r}, expected one of {sorted(known)} or the qualified name of a"
+            f"{option} is {value!r}, expected one of {sorted(others)} or the qualified name of a"
             f" function, such as 'my_package.module:function'; it cannot be imported: {error}"
         ) from error
 
@@ -88,9 +88,11 @@ def clip_gradients(
             _on_device(nn.utils.clip_grad_norm_(parameters, max_norm), device)
             for parameters in parameters_of_models
         ]
-    gradients = [[p.grad for p in own if p.grad is not None] for own in parameters_of_models]
-    norms = [_on_device(nn.utils.get_total_norm(own), device) for own in gradients]
-    together = dict.fromkeys(p for own in parameters_of_models for p in own)
+    gradients = [
+        [p.grad for p in parameters if p.grad is not None] for parameters in parameters_of_models
+    ]
+    norms = [_on_device(nn.utils.get_total_norm(parameters), device) for parameters in gradients]
+    together = dict.fromkeys(p for parameters in parameters_of_models for p in parameters)
     nn.utils.clip_grad_norm_(together, max_norm)
     return norms
 

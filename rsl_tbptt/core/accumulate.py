@@ -1,9 +1,9 @@
 """Normalised gradient accumulation: backward per window and micro-batch, exact weights.
 
-An optimiser step minimises ``(coef / divisor) * weighted sum of per-sample losses`` over the
-windows of its group and all environments. Each window of each micro-batch is run forward and
-backward by itself and its graph is freed, so memory does not depend on the rollout's length. The
-gradient does not depend on how the work is split: sums add up and the divisor is known beforehand.
+An optimiser step minimises ``(coef / divisor) * sum of per-sample losses`` over the windows
+of its group and all environments. Each window of each micro-batch is run forward and backward by
+itself and its graph is freed, so memory does not depend on the rollout's length. The gradient does
+not depend on how the work is split: sums add up and the divisor is known beforehand.
 
 On a CPU, micro-batches are small enough for the caches, and short windows of few environments run
 several at once. On accelerators the whole mini-batch is one micro-batch and each window runs alone.
@@ -11,16 +11,17 @@ several at once. On accelerators the whole mini-batch is one micro-batch and eac
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Batch, Labels, Rollout
+from rsl_tbptt.core.rollout import Batch, Rollout, Samples
 from rsl_tbptt.core.windows import Group, Window, joined
 
 Outputs = tuple[torch.Tensor, ...]
@@ -43,7 +44,7 @@ class SampleLosses:
     """Values by name that are only summed up. Shape: (K, n) each."""
 
 
-Loss = Callable[[Outputs, Labels], SampleLosses]
+Loss = Callable[[Outputs, Samples], SampleLosses]
 """Compares the outputs of K steps of n environments with their labels."""
 
 
@@ -68,7 +69,7 @@ def accumulate_group(
         state: State before the first window, shape (L, N, H) or a pair.
         replay: Runs the model over a window.
         loss: The loss.
-        divisor: M, the divisor of the weighted sum of per-sample losses.
+        divisor: M, the divisor of the sum of per-sample losses.
         num_micro_batches: Number of micro-batches that the environments are split into.
         coef: Weight of the loss compared with others.
         windows_at_once: Windows that are run as one, with the same gradient; see ``joined``.
@@ -83,54 +84,49 @@ def accumulate_group(
         carried = []
         for envs in micro_batches:
             piece = rollout.envs(envs).steps(window.start, window.stop)
+            # The state before step ``carry`` begins the next window, so a pass ends there.
+            carry, stop = window.carry - window.start, window.stop - window.start
+            cuts = tuple(cut - window.start for cut in window.cuts)
+            joined_windows: Any = {"cuts": cuts} if cuts else {}
+            outputs_of_parts, state_of_envs = [], hidden_state.select_envs(state, envs)
+            next_state = state_of_envs
             with torch.set_grad_enabled(torch.is_grad_enabled() and window.num_loss_steps > 0):
-                own_state = hidden_state.select_envs(state, envs)
-                outputs, next_state = _forward(window, piece, own_state, replay)
-            if window.num_loss_steps > 0:
-                sums.append(_backward(window, piece, outputs, loss, divisor, coef))
+                for first, last in ((0, carry), (carry, stop)):
+                    if first < last:
+                        part = piece.steps(first, last)
+                        outputs, state_of_envs = replay(
+                            part.obs, state_of_envs, part.episode_starts, **joined_windows
+                        )
+                        outputs_of_parts.append(outputs)
+                    if last == carry:
+                        next_state = hidden_state.detach(state_of_envs)
             carried.append(next_state)
+            if window.num_loss_steps > 0:
+                sums.append(_backward(window, piece, outputs_of_parts, loss, divisor, coef))
         state = hidden_state.concatenate_envs(carried)
     if len(sums) == 1:
         return state, sums[0]
     names = sums[0] if sums else ()
-    return state, {name: torch.stack([each[name] for each in sums]).sum() for name in names}
-
-
-def _forward(
-    window: Window, piece: Rollout, state: HiddenState, replay: Replay
-) -> tuple[Outputs, HiddenState]:
-    """Run a window's steps; return its outputs and the detached state before ``window.carry``."""
-    carry, stop = window.carry - window.start, window.stop - window.start
-    # Joined windows are run as one: their state is handed over at the end.
-    cuts = {"cuts": tuple(cut - window.start for cut in window.cuts)} if window.cuts else {}
-    outputs_of_parts, carried = [], state
-    for first, last in ((0, carry), (carry, stop)):
-        if first < last:
-            part = piece.steps(first, last)
-            outputs, state = replay(part.obs, state, part.episode_starts, **cuts)
-            outputs_of_parts.append(outputs)
-        if last == carry:
-            carried = hidden_state.detach(state)
-    if len(outputs_of_parts) == 1:
-        return outputs_of_parts[0], carried
-    return tuple(torch.cat(parts) for parts in zip(*outputs_of_parts, strict=True)), carried
+    return state, {name: torch.stack([part[name] for part in sums]).sum() for name in names}
 
 
 def _backward(
     window: Window,
     piece: Rollout,
-    outputs: Outputs,
+    outputs_of_parts: Sequence[Outputs],
     loss: Loss,
     divisor: float | torch.Tensor,
     coef: float,
 ) -> dict[str, torch.Tensor]:
     """Backpropagate the loss of the window's newest steps; return its reported sums."""
-    first = window.loss_start - window.start
-    newest = piece.steps(first, piece.num_steps)
+    (outputs, *others), first = outputs_of_parts, window.loss_start - window.start
+    if others:
+        outputs = tuple(torch.cat(parts) for parts in zip(outputs, *others, strict=True))
     if first:  # a slice from 0 on is a copy in the backward pass
         outputs = tuple(output[first:] for output in outputs)
-    losses = loss(outputs, newest.labels)
-    trained = losses.trained if newest.weights is None else newest.weights * losses.trained
+    cuts = tuple(cut - window.loss_start for cut in window.cuts)
+    losses = loss(outputs, Samples(piece.steps(first, piece.num_steps), cuts))
+    trained = losses.trained
     if torch.is_grad_enabled() and trained.requires_grad:  # a model may be frozen
         gradient = 1.0 / divisor * coef  # of each loss in their scaled sum
         if not isinstance(gradient, torch.Tensor):

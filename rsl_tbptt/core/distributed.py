@@ -4,7 +4,7 @@ The divisor of the loss already counts the samples of all processes, so gradient
 not averaged: R processes with N/R environments each give the gradient of one process with N.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,6 +37,12 @@ class Ranks:
             tensor = tensor.clone()
             distributed.all_reduce(tensor)
         return tensor
+
+    def sum_each(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the sums of some values over all ranks, in one exchange. Shape: () each."""
+        if not self.together:
+            return dict(values)
+        return dict(zip(values, self.sum_tensor(torch.stack([*values.values()])), strict=True))
 
     def mean(self, values: torch.Tensor, count: int) -> torch.Tensor:
         """Return the mean over the values of all ranks; ``count`` is their number. Shape: ()."""

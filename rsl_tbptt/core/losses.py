@@ -97,26 +97,11 @@ def is_clipped(
     return (ratio != ratio.clamp(1.0 - clip_low, 1.0 + clip_high)).to(ratio.dtype)
 
 
-def penalized_surrogate(
-    log_prob: torch.Tensor,
-    old_log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    kl: torch.Tensor,
-    kl_coef: float | torch.Tensor,
+def surrogate(
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantages: torch.Tensor
 ) -> torch.Tensor:
-    """PPO's surrogate loss with KL penalty, Schulman et al. (2017), equation 8. Arguments: (...).
-
-    Args:
-        log_prob: Log-probability of the action under the current policy.
-        old_log_prob: The same under the policy that acted.
-        advantages: Advantages.
-        kl: KL divergence of the current policy from the one that acted.
-        kl_coef: Weight of ``kl``.
-
-    Returns:
-        Per-sample losses. Shape: (...).
-    """
-    return kl_coef * kl - advantages * (log_prob - old_log_prob).exp()
+    """PPO's unclipped surrogate loss, Schulman et al. (2017), equation 6. Arguments: (...)."""
+    return -advantages * (log_prob - old_log_prob).exp()
 
 
 def value_error(

@@ -5,7 +5,8 @@ gradients, the optimiser's state, a rollout. The recorder runs it as it is on a 
 first steps of a kind warm up, then one is captured as a CUDA graph::
 
     recorder = Recorder(device)
-    recorder.follow(parameters)            # before each update: starts anew if a tensor has moved
+    rollout = recorder.place("rollout", rollout)  # at the addresses of the last one
+    recorder.follow(modules, optimizers)          # before an update: anew if a tensor has moved
     sums, state = recorder(step, indices, state, num_steps=24)
 
 A replay reads and writes the addresses of the capture and knows its Python numbers. So everything
@@ -24,14 +25,15 @@ import inspect
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers, tf32_in_products
+from rsl_tbptt.core.scan.products import operand_dtype_of, tf32_in_layers, tf32_in_products
 
 Capture = Callable[[], AbstractContextManager[Any]]
 """Makes a context that records what runs inside it, as an object that can ``replay()`` it."""
@@ -47,6 +49,8 @@ _MAX_FORMS = 32
 """Number of forms of steps that are recorded. A few occur in every update; steps whose shapes
 change all the time run as they are."""
 
+
+Tree = TypeVar("Tree")
 
 _UNFINISHED: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture did not end: torch still has their addresses, so they stay."""
@@ -97,7 +101,8 @@ class Recorder:
         self._said: set[str] = set()
         self.traceback = ""
         """Of the last capture that failed."""
-        self._places: list[Hashable] = []
+        self._followed: list[Hashable] = []
+        self._placed: dict[str, tuple[Any, list[Any]]] = {}
         self.forget()
 
     def __call__(self, function: Callable[..., Any], *tensors: Any, **fixed: Hashable) -> Any:
@@ -171,17 +176,54 @@ class Recorder:
         # A pool whose graphs were destroyed cannot be used again.
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
 
-    def follow(self, live: Any) -> None:
+    def place(self, name: str, tree: Tree) -> Tree:
+        """Return a tree of tensors at the addresses where steps read what has this name.
+
+        They are those of the last tree, unless its form has changed. Without recordings the tree
+        is returned as it is.
+        """
+        if self.reason is not None:
+            return tree
+        leaves, structure = tree_flatten(tree)
+        kept_structure, kept = self._placed.get(name, (None, []))
+        if (structure, _forms(leaves)) != (kept_structure, _forms(kept)):
+            kept = [_in_place(leaf) for leaf in leaves]
+        for index, new in enumerate(leaves):
+            if not isinstance(new, torch.Tensor):
+                kept[index] = new
+            elif kept[index].data_ptr() != new.data_ptr():
+                kept[index].copy_(new)
+        self._placed[name] = structure, kept
+        return tree_unflatten(kept, structure)
+
+    def follow(
+        self,
+        modules: Iterable[nn.Module],
+        optimizers: Iterable[torch.optim.Optimizer],
+        others: Any = None,
+    ) -> None:
         """Drop all recordings if a tensor has moved since the last call, which precedes an update.
 
         Args:
-            live: Tree of the tensors that steps read and write besides their arguments.
+            modules: The modules that steps read and change.
+            optimizers: The optimisers that they step, at rates that are among the others.
+            others: Tree of the other tensors and numbers that they read, besides their arguments
+                and what was placed.
         """
-        if self._capture is not None:
-            places = tree_map_only(torch.Tensor, _place_of, tree_leaves(live))
-            if places != self._places:
-                self.forget()
-            self._places = places
+        if self._capture is None:
+            return
+        live: list[Any] = [*self._placed.values(), others]
+        for module in modules:
+            tensors = *module.parameters(), *module.buffers()
+            live += [tensors, [parameter.grad for parameter in module.parameters()]]
+            live.append([part.training for part in module.modules()])
+        for optimizer in optimizers:
+            live += [dict(state) for state in optimizer.state.values()]
+            live += [{**group, "lr": None} for group in optimizer.param_groups]
+        followed = tree_map_only(torch.Tensor, _place_of, tree_leaves(live))
+        if followed != self._followed:
+            self.forget()
+        self._followed = followed
 
     def _form_of(self, function: Any, tensors: Any, fixed: dict[str, Hashable]) -> _Form | None:
         """Return the form of a step, or None if it is not recorded and will not be."""
@@ -282,7 +324,24 @@ def _tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def _copy_of(tree: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+    """Return a copy of a tree of tensors, in few launches."""
+    tensors = _tensors_of(tree)
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, tensors)
+    left = iter(copies)
+    return tree_map_only(torch.Tensor, lambda _: next(left), tree)
+
+
+def _forms(leaves: Sequence[Any]) -> list[Hashable]:
+    return [getattr(leaf, "shape", None) and (leaf.shape, leaf.dtype) for leaf in leaves]
+
+
+def _in_place(leaf: Any) -> Any:
+    """Return a tensor that later ones can be copied into; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor) or (leaf.is_contiguous() and not leaf.is_inference()):
+        return leaf
+    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _place_of(tensor: torch.Tensor) -> Hashable:

@@ -8,9 +8,24 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.utils._pytree import register_pytree_node
 
-Labels = Mapping[str, torch.Tensor]
-"""Targets that a loss compares outputs with, by name. Leading shape of each: (T, N)."""
+ACTIONS, STD, NEWEST, WEIGHT = "actions", "std", "newest", "weight"
+"""Names of labels: actions (T, N, A), of a distillation the teacher's means, and their standard
+deviations; whether a sample belongs to the newest rollout, (T, N), bool; and a factor of all terms
+of a sample's loss, (T, N)."""
+
+BEHAVIOR, BUFFER = "behavior", "buffer"
+"""Names of a distillation's loss on the newest rollout and on past ones."""
+
+Labels = Mapping[str, Any]
+"""Targets that a loss compares outputs with, by name: tensors of leading shape (T, N), or tuples of
+such tensors, as the parameters of a distribution are."""
+
+
+def map_label(function: Callable[[Any], Any], label: Any) -> Any:
+    """Apply a function to a label: a tensor, or each tensor of a tuple."""
+    return tuple(map(function, label)) if isinstance(label, tuple) else function(label)
 
 
 @dataclass(frozen=True)
@@ -25,9 +40,6 @@ class Rollout:
 
     episode_starts: torch.Tensor
     """True where step t is the first of an episode, read before it. Shape: (T, N), bool."""
-
-    weights: torch.Tensor | None = None
-    """Weight of each sample in the sum of losses. Shape: (T, N). None weighs all equally."""
 
     @classmethod
     def from_dones(cls, obs: Any, labels: Labels, dones: torch.Tensor) -> Rollout:
@@ -52,13 +64,6 @@ class Rollout:
         """Number of environments N."""
         return self.episode_starts.shape[1]
 
-    @property
-    def episode_lengths(self) -> torch.Tensor:
-        """Length, inside the rollout, of each sample's episode. Shape: (T, N), float."""
-        pieces = self.episode_starts.cumsum(0)
-        ones = torch.ones(pieces.shape, device=pieces.device)
-        return torch.zeros_like(ones).scatter_add(0, pieces, ones).gather(0, pieces)
-
     def steps(self, first: int, last: int) -> Rollout:
         """Return steps [first, last) as views."""
         if (first, last) == (0, self.num_steps):
@@ -69,11 +74,9 @@ class Rollout:
         """Return the rollout of some environments as views."""
         return self.each(lambda tensor: tensor[:, envs])
 
-    def with_observations(
-        self, obs: Any, labels: Labels, weights: torch.Tensor | None = None
-    ) -> Rollout:
-        """Return the rollout with other observations, labels and weights, each of shape (T, N)."""
-        return replace(self, obs=obs, labels=labels, weights=weights)
+    def with_observations(self, obs: Any, labels: Labels) -> Rollout:
+        """Return the rollout with other observations and labels, of leading shape (T, N)."""
+        return replace(self, obs=obs, labels=labels)
 
     @cached_property
     def rows(self) -> Rollout:
@@ -82,9 +85,50 @@ class Rollout:
 
     def each(self, function: Callable[[Any], Any]) -> Rollout:
         """Return a rollout with ``function`` applied to each tensor of leading shape (T, N)."""
-        weights = None if self.weights is None else function(self.weights)
-        labels = {name: function(label) for name, label in self.labels.items()}
-        return Rollout(function(self.obs), labels, function(self.episode_starts), weights)
+        labels = {name: map_label(function, label) for name, label in self.labels.items()}
+        return Rollout(function(self.obs), labels, function(self.episode_starts))
+
+
+register_pytree_node(
+    Rollout,
+    lambda rollout: ([rollout.obs, rollout.labels, rollout.episode_starts], None),
+    lambda parts, _: Rollout(*parts),
+)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """K steps of n environments as a loss sees them; ``samples["actions"]`` is a label of them."""
+
+    rollout: Rollout
+    """These steps. K steps of n environments."""
+
+    cuts: tuple[int, ...] = ()
+    """Steps before which the gradient is cut, besides the first."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a label, of leading shape (K, n)."""
+        return self.rollout.labels[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.rollout.labels
+
+    @property
+    def obs(self) -> Any:
+        """Observations that the model reads, of leading shape (K, n)."""
+        return self.rollout.obs
+
+    @cached_property
+    def episode_starts(self) -> torch.Tensor:
+        """True where no loss may compare step t with step t - 1. Shape: (K, n), bool.
+
+        That is where an episode starts, and where the gradient is cut: at the first step of each
+        window. So a loss of neighbouring steps does not depend on how many windows run at once.
+        """
+        starts = self.rollout.episode_starts.clone()
+        for step in (0, *self.cuts):
+            starts[step] = True
+        return starts
 
 
 @dataclass(frozen=True)
@@ -162,13 +206,3 @@ def generalized_advantages(
     for t in reversed(range(len(steps) - 1)):
         steps[t].add_(steps[t + 1].masked_fill(ended[t], 0.0), alpha=gamma * lam)
     return advantages
-
-
-def labels_of(whose: str, params: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """Name the parameters of a distribution as labels. Leading shape of each: (T, N)."""
-    return {f"{whose}_param_{index}": param for index, param in enumerate(params)}
-
-
-def params_in(labels: Labels, whose: str) -> tuple[torch.Tensor, ...]:
-    """Return the parameters that :func:`labels_of` named, or none."""
-    return tuple(label for name, label in labels.items() if name.startswith(f"{whose}_param_"))

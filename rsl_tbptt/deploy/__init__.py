@@ -53,8 +53,8 @@ class Policy:
             raise ValueError(_no_bundle(folder, error)) from error
         _check_is_of(self.metadata, self._session, folder)
         self._inputs = {
-            name: np.zeros(each["shape"], each["dtype"])
-            for name, each in self.metadata["inputs"].items()
+            name: np.zeros(form["shape"], form["dtype"])
+            for name, form in self.metadata["inputs"].items()
         }
         names, shapes = self.metadata["state_names"], self.metadata["state_shapes"]
         self._zeros = {
@@ -85,7 +85,7 @@ class Policy:
         if not isinstance(observations, Mapping):
             observations = dict.fromkeys(self._inputs, observations)
         groups = self.metadata["observation_groups"]
-        is_joined = [each.ndim for each in self._inputs.values()] == [1] and "obs" in self._inputs
+        is_joined = [value.ndim for value in self._inputs.values()] == [1] and "obs" in self._inputs
         if is_joined and observations.keys() == groups.keys():
             observations = {"obs": join([observations[name] for name in groups])}
         shapes = {name: np.shape(value) for name, value in observations.items()}
@@ -116,12 +116,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         metadata: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(_no_bundle(folder, error)) from error
-    found = metadata.get("format") if isinstance(metadata, dict) else None
-    if found != FORMAT:
+    form = metadata.get("format") if isinstance(metadata, dict) else None
+    if form != FORMAT:
         writer = metadata.get("versions") if isinstance(metadata, dict) else None
         version = writer.get("rsl-tbptt") if isinstance(writer, dict) else None
         raise ValueError(
-            f"format is {found!r} in '{path}', expected {FORMAT}: read it with rsl-tbptt"
+            f"format is {form!r} in '{path}', expected {FORMAT}: read it with rsl-tbptt"
             f" {version or 'of the version that wrote it'}, or export the policy again."
         )
     for name, rule in _ENTRIES.items():
@@ -151,7 +151,7 @@ def _is_bound(value: Any) -> bool:
 def _are_arrays(value: Any) -> bool:
     """Return whether a value describes arrays by name."""
     return isinstance(value, dict) and all(
-        isinstance(each, dict) and _is_shape(each.get("shape")) for each in value.values()
+        isinstance(form, dict) and _is_shape(form.get("shape")) for form in value.values()
     )
 
 
@@ -159,7 +159,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     # A bundle may come from anybody: no other folder's file.
     "checkpoint": lambda value: isinstance(value, str) and Path(value).name == value,
     "inputs": lambda value: (
-        _are_arrays(value) and all(each.get("dtype") in _DTYPES for each in value.values())
+        _are_arrays(value) and all(form.get("dtype") in _DTYPES for form in value.values())
     ),
     "observation_groups": _are_arrays,
     "outputs": lambda value: _are_arrays(value) and "actions" in value,
@@ -182,18 +182,18 @@ def _check_is_of(metadata: Mapping[str, Any], session: Any, folder: Path) -> Non
         ValueError: If it has others.
     """
     expected = {
-        name: ([1, *each["shape"]], f"tensor({_DTYPES[each['dtype']]})")
-        for name, each in metadata["inputs"].items()
+        name: ([1, *form["shape"]], f"tensor({_DTYPES[form['dtype']]})")
+        for name, form in metadata["inputs"].items()
     }
     for name, shape in zip(metadata["state_names"], metadata["state_shapes"]):
         expected[f"{name}_in"] = (shape, "tensor(float)")
-    found = {each.name: (each.shape, each.type) for each in session.get_inputs()}
-    outputs = {each.name: each.shape for each in session.get_outputs()}
+    inputs = {node.name: (node.shape, node.type) for node in session.get_inputs()}
+    outputs = {node.name: node.shape for node in session.get_outputs()}
     actions = [1, *metadata["outputs"]["actions"]["shape"]]
-    differ = found != expected or outputs.get("actions") != actions
+    differ = inputs != expected or outputs.get("actions") != actions
     if differ or [*outputs] != [*metadata["outputs"]]:
         raise ValueError(
-            f"'{folder / ONNX}' has the inputs {found} and the outputs {outputs}, expected"
+            f"'{folder / ONNX}' has the inputs {inputs} and the outputs {outputs}, expected"
             f" {expected} and {[*metadata['outputs']]} as in {METADATA}: it is another policy's."
             " Export the policy again."
         )

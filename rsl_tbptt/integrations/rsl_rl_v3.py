@@ -35,8 +35,8 @@ from rsl_rl.runners import DistillationRunner, OnPolicyRunner, distillation_runn
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
 from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
+from rsl_tbptt.algorithms.env_step import tensor_groups  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
-from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
 from rsl_tbptt.checkpoints.reading import read_checkpoint  # noqa: E402
 from rsl_tbptt.compat.checkpoints import Role, network_state  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3 import ModelStorage, fit_teacher, keep_with_optimizer, model_of  # noqa: E402
@@ -120,6 +120,16 @@ class _OfPolicy:
             self.algorithm.curricula.go_on_from(checkpoint, resumes=resumes)
 
 
+class _TeacherLoaded:
+    """The answer of a distillation to the runner, which reads it in the policy."""
+
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm = algorithm
+
+    def __bool__(self) -> bool:
+        return self._algorithm.teacher_loaded
+
+
 class TbpttDistillation(_OfPolicy):
     """:class:`rsl_tbptt.algorithms.TbpttDistillation` for rsl_rl 3.1.2's runner.
 
@@ -146,26 +156,57 @@ class TbpttDistillation(_OfPolicy):
                 " deviation of the teacher. Use 'nll' or 'mse'."
             )
         super().__init__(policy, **arguments)
+        self._newest: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _build(self, storage: RolloutStorage, obs: TensorDict) -> Any:
         student = model_of(self.policy, "student")
         fit_teacher(self.policy, obs)
         teacher = model_of(self.policy, "teacher")
         algorithm = distillation.TbpttDistillation(student, teacher, storage, **self._arguments)
+        self.policy.loaded_teacher = _TeacherLoaded(algorithm)
+
+        def save() -> dict[str, Any]:
+            self._put_newest()
+            part = algorithm.save()["rsl_tbptt"]
+            self._put_average(algorithm)
+            return {"rsl_tbptt": part}
 
         def load(loaded: dict[str, Any]) -> None:
             of_runner = {"optimizer_state_dict": vars(algorithm.optimizer)}  # the runner loads it
             load_cfg = {"student": True, "optimizer": True}
+            self._newest = []
             algorithm.load(loaded | of_runner, load_cfg, strict=False)
+            self._put_average(algorithm)
 
-        keep_with_optimizer(algorithm.optimizer, algorithm.save, load)
+        keep_with_optimizer(algorithm.optimizer, save, load)
         return algorithm
+
+    def _put_average(self, algorithm: Any) -> None:
+        """Put the average of the weights into the policy, which the runner saves and plays."""
+        triples = [*algorithm._average.parameters()] if algorithm._average.num_updates else []
+        self._newest = [(live, live.detach().clone()) for _, live, _ in triples]
+        for _, live, average in triples:
+            live.data.copy_(average)
+
+    def _put_newest(self) -> None:
+        """Put the newest weights back, which act and are trained."""
+        for live, newest in self._newest:
+            live.data.copy_(newest)
+        self._newest = []
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Act as the algorithm does: map observations of batch size (N,) to actions (N, A)."""
         if self.policy.loaded_teacher is True:  # the policy loads checkpoints itself
-            self.algorithm.lazy_teacher.is_loaded = True
+            self.algorithm.teacher_file.is_loaded = True
+        self._put_newest()
         return self.algorithm.act(obs)
+
+    def update(self) -> dict[str, float]:
+        """Train the student on the rollout; then the policy holds the average of its weights."""
+        self._put_newest()
+        metrics = self.algorithm.update()
+        self._put_average(self.algorithm)
+        return metrics
 
 
 class TbpttPPO(_OfPolicy):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from rsl_tbptt.compat.versions import OWN_MODELS, resolve_callable
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.user_functions import unwritten
 
 
 class Untrained(nn.Module):
@@ -90,7 +89,7 @@ class Controller(Untrained):
         """
         (controller,) = self._controller
         check = unwritten(f"The teacher {self.name}", dict(obs.items()))
-        with nullcontext() if self._tried else check:
+        with contextlib.nullcontext() if self._tried else check:
             actions = torch.as_tensor(controller(obs))
         self._tried = True
         if actions.shape != (len(obs), self._num_actions):
@@ -98,7 +97,7 @@ class Controller(Untrained):
                 f"The teacher {self.name} returned actions of shape {tuple(actions.shape)},"
                 f" expected {(len(obs), self._num_actions)}: one row per environment."
             )
-        device = next(each.device for each in obs.values() if isinstance(each, torch.Tensor))
+        device = next(values.device for values in obs.values() if isinstance(values, torch.Tensor))
         return actions.to(device, torch.get_default_dtype())
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
@@ -112,9 +111,9 @@ class Controller(Untrained):
         return None
 
 
-def is_model(given: Any) -> bool:
+def is_model(model: Any) -> bool:
     """Return whether a model, or its class, follows rsl_rl's interface; others are controllers."""
-    return hasattr(given, "get_hidden_state")
+    return hasattr(model, "get_hidden_state")
 
 
 def has_parameters(model: nn.Module) -> bool:
@@ -146,21 +145,25 @@ def with_controllers(cfg: Mapping[str, Any], env: Any) -> dict[str, Any]:
     """
     if isinstance(cfg.get("teachers"), Mapping):
         teachers = {
-            name: {**each, "cfg": with_controllers(each["cfg"], env)} if "cfg" in each else each
-            for name, each in cfg["teachers"].items()
+            name: {**teacher, "cfg": with_controllers(teacher["cfg"], env)}
+            if "cfg" in teacher
+            else teacher
+            for name, teacher in cfg["teachers"].items()
         }
         return {**cfg, "teachers": teachers}
     named: Any = resolve_callable(cfg["class_name"])
     if is_model(named):
         return {**cfg}
 
-    def build(obs: TensorDict, _: Any, obs_set: str, num_actions: int, **given: Any) -> Controller:
-        return Controller(_controller(named, given, env), num_actions)
+    def build(
+        obs: TensorDict, _: Any, obs_set: str, num_actions: int, **arguments: Any
+    ) -> Controller:
+        return Controller(_controller(named, arguments, env), num_actions)
 
     return {**cfg, "class_name": build}
 
 
-def _controller(named: Any, given: Mapping[str, Any], env: Any) -> Callable[..., Any]:
+def _controller(named: Any, arguments: Mapping[str, Any], env: Any) -> Callable[..., Any]:
     """Build a controller.
 
     Raises:
@@ -168,7 +171,7 @@ def _controller(named: Any, given: Mapping[str, Any], env: Any) -> Callable[...,
     """
     signature = inspect.signature(named)
     taken = signature.parameters
-    arguments = {key: v for key, v in given.items() if key in taken or key not in OF_NETWORKS}
+    arguments = {key: v for key, v in arguments.items() if key in taken or key not in OF_NETWORKS}
     if "env" in taken:
         arguments["env"] = env
     try:
@@ -182,3 +185,26 @@ def _controller(named: Any, given: Mapping[str, Any], env: Any) -> Callable[...,
             " interface, or a controller: a class that takes these, or a function of observations."
         ) from error
     return partial(named, **arguments) if arguments else named
+
+
+@contextlib.contextmanager
+def unwritten(name: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """Run a user's function inside; what it is given has to stay as it is.
+
+    Args:
+        name: The function in the message.
+        values: What it is given, by name; only tensors are looked at.
+
+    Raises:
+        ValueError: If it writes into a value.
+    """
+    tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+    kept = {key: tensor.clone() for key, tensor in tensors.items()}
+    yield
+    for key, tensor in tensors.items():
+        same = tensor == kept[key]
+        if not (same | (tensor != tensor) & (kept[key] != kept[key])).all():  # NaN equals nothing
+            raise ValueError(
+                f"{name} writes into the '{key}' that it is given, expected a new tensor: training"
+                " uses the old one. Begin with .clone()."
+            )

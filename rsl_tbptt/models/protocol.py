@@ -22,7 +22,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from rsl_tbptt.checkpoints.describing import qualified_name
 from rsl_tbptt.compat.versions import CNNModel, MLPModel, RNNModel
-from rsl_tbptt.core.accumulate import Outputs
 from rsl_tbptt.core.scan import RecurrentLayers, is_supported
 
 Observed = Mapping[str, torch.Tensor] | TensorDict
@@ -30,9 +29,6 @@ Observed = Mapping[str, torch.Tensor] | TensorDict
 
 FrameEncoder = Callable[[torch.Tensor], torch.Tensor]
 """Maps the frames of a group, shape (rows, C, H, W) or any other, to features, (rows, F)."""
-
-Head = Callable[[MLPModel, torch.Tensor], Outputs]
-"""Maps a model and its last layer's values (rows, ...) to outputs of leading shape (rows,)."""
 
 
 @runtime_checkable
@@ -124,25 +120,6 @@ def _is_as_declared(own: type, methods: Iterable[str], *parts: str) -> bool:
     declaring = [each for each in own.__mro__ if all(hasattr(each, part) for part in parts)]
     first = declaring[-1] if declaring else own
     return all(getattr(own, name, None) is getattr(first, name, None) for name in methods)
-
-
-def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return the deterministic action, shape (rows, A)."""
-    if model.distribution is None:
-        return (mlp_output,)
-    return (model.distribution.deterministic_output(mlp_output),)
-
-
-def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return mean and standard deviation of the action, shape (rows, A) each."""
-    assert model.distribution is not None
-    model.distribution.update(mlp_output)
-    return model.output_mean, model.output_std
-
-
-def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return the inputs of ``distribution.update``, shape (rows, ...)."""
-    return (mlp_output,)
 
 
 def check_rnn_types(cfg: Mapping[str, Any], place: str = "") -> None:

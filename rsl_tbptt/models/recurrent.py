@@ -12,8 +12,9 @@ from rsl_rl.utils import unpad_trajectories
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.compat.versions import import_function
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan import CELLS, Cell, RecurrentLayers
+from rsl_tbptt.core.scan import CELLS, Cell, RecurrentLayers, register
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.models.protocol import FrameEncoder, Observed
 
@@ -58,8 +59,8 @@ class RecurrentModel(MLPModel):
             activation: Activation of the head.
             obs_normalization: Whether vectors are normalised.
             distribution_cfg: Distribution of the actions.
-            rnn_type: ``"lstm"``, ``"gru"``, ``"sru"`` or the name of a cell of your own; see
-                :data:`rsl_tbptt.core.scan.CELLS`.
+            rnn_type: ``"lstm"``, ``"gru"``, ``"sru"``, or a cell of your own by its registered name
+                or as ``"my_module:MY_CELL"``; see :data:`rsl_tbptt.core.scan.CELLS`.
             rnn_hidden_dim: Size of the hidden state.
             rnn_num_layers: Number of recurrent layers.
             **options: Options of another base class, such as rsl_rl's ``CNNModel``.
@@ -67,12 +68,7 @@ class RecurrentModel(MLPModel):
         Raises:
             ValueError: If there is no such cell, or if features are not of the parameters' type.
         """
-        cell = CELLS.get(str(rnn_type).upper())
-        if cell is None:
-            raise ValueError(
-                f"rnn_type is '{rnn_type}', expected one of {[name.lower() for name in CELLS]}. A"
-                " cell of your own has to be registered before a model is built."
-            )
+        cell = _cell_of(str(rnn_type))
         self.latent_dim = rnn_hidden_dim
         options |= {"hidden_dims": hidden_dims, "activation": activation}
         options |= {"obs_normalization": obs_normalization, "distribution_cfg": distribution_cfg}
@@ -194,3 +190,23 @@ class RecurrentModel(MLPModel):
     def _get_latent_dim(self) -> int:
         """Return the size of the head's input."""
         return self.latent_dim
+
+
+def _cell_of(rnn_type: str) -> Any:
+    """Return the kind of recurrent layers that ``rnn_type`` names.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    known = [name.lower() for name in CELLS]
+    if ":" in rnn_type:
+        cell: Any = import_function("rnn_type", rnn_type, known)
+        if not isinstance(cell, Cell):
+            raise ValueError(f"rnn_type is '{rnn_type}', a {type(cell).__name__}, expected a Cell.")
+        return register(cell)
+    if rnn_type.upper() not in CELLS:
+        raise ValueError(
+            f"rnn_type is '{rnn_type}', expected one of {known}, or a cell of your own as"
+            " 'my_module:MY_CELL'."
+        )
+    return CELLS[rnn_type.upper()]

@@ -23,8 +23,7 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.controller import Untrained, has_parameters
-from rsl_tbptt.user_functions import unwritten
+from rsl_tbptt.models.controller import Untrained, has_parameters, unwritten
 
 
 class SelectedTeachers(Untrained):

@@ -14,8 +14,7 @@ from typing import Any, cast
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
-from rsl_tbptt.algorithms.algorithm import Algorithm
-from rsl_tbptt.algorithms.health import LOSSES
+from rsl_tbptt.algorithms.base import Algorithm
 from rsl_tbptt.algorithms.options import check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
 from rsl_tbptt.checkpoints.reading import (
@@ -165,7 +164,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         """
         self.num_iterations, losses = it + 1, dict(loss_dict)
         if isinstance(self.alg, Algorithm):
-            for name in [name for name in losses if name.partition("/")[0] not in LOSSES]:
+            for name in losses.keys() - self.alg.loss_names:
                 value = losses.pop(name)
                 if self.logger.writer is not None:
                     self.logger.writer.add_scalar(f"Loss/{name}", value, it)

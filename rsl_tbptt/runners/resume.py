@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.algorithms.algorithm import Algorithm
-from rsl_tbptt.algorithms.extensions.rnd import restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.base import Algorithm
+from rsl_tbptt.algorithms.rnd import restore_rnd, state_of_rnd
 from rsl_tbptt.checkpoints.describing import plain
 from rsl_tbptt.core import hidden_state
 
 COUNTERS = ("tot_timesteps", "tot_time")
 """Counters of rsl_rl's logger."""
 
-OF_EPISODES = (
-    *("rewbuffer", "lenbuffer", "cur_reward_sum", "cur_episode_length"),
-    *("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"),  # with RND
-)
-"""The logger's values of episodes: the newest returns and lengths, and those still running."""
+OF_EPISODES = """
+    rewbuffer lenbuffer cur_reward_sum cur_episode_length
+    erewbuffer irewbuffer cur_ereward_sum cur_ireward_sum
+"""
+"""The logger's values of episodes: the newest returns and lengths, and those still running; some
+with RND alone."""
 
 MODELS = ("student", "actor", "critic", "teacher")
 """Models of an algorithm of rsl_rl's own, by the names of its attributes."""
@@ -68,9 +69,7 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
         name: list(value) if isinstance(value, deque) else value
         for name, value in _episodes(runner.logger).items()
     }
-    for extension in getattr(runner.alg, "extensions", ()):
-        state |= extension.running_state()
-    return state
+    return state | (runner.alg.running_state() if isinstance(runner.alg, Algorithm) else {})
 
 
 def restore(runner: Any, state: Mapping[str, Any] | None) -> bool:
@@ -119,8 +118,8 @@ def _restore_episodes(runner: Any, state: Mapping[str, Any]) -> bool:
     for role, model in _models(runner.alg).items():
         tensors = state["hidden_states"].get(role, ())  # older checkpoints lack some teachers
         model.reset(hidden_state=hidden_state.from_tensors(tensors))
-    for extension in getattr(runner.alg, "extensions", ()):
-        extension.resume(state)
+    if isinstance(runner.alg, Algorithm):
+        runner.alg.resume(state)
     episodes = _episodes(runner.logger)
     if episodes.keys() <= state["episodes"].keys():  # else it was written without RND
         for name, kept in episodes.items():
@@ -165,7 +164,7 @@ def _models(algorithm: Any) -> dict[str, Any]:
 
 def _episodes(logger: Any) -> dict[str, Any]:
     """Return a logger's values of episodes, by name: deques, and tensors of shape (N,)."""
-    return {name: getattr(logger, name) for name in OF_EPISODES if hasattr(logger, name)}
+    return {name: getattr(logger, name) for name in OF_EPISODES.split() if hasattr(logger, name)}
 
 
 def _restores_itself(env: Any) -> bool:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.algorithms.extensions.curricula import counted_steps
+from rsl_tbptt.algorithms.curricula import counted_steps
 from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.core.scan.cells import Cell
 from rsl_tbptt.files import AGENT, read_config
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of
 
@@ -113,12 +114,12 @@ def read_run(
     part, state_dict = PARTS[key], loaded[key]
     if not (isinstance(state_dict, dict) and all(map(torch.is_tensor, state_dict.values()))):
         raise ValueError(f"{checkpoint} holds no tensors by name as {key}, expected parameters.")
-    own = loaded.get("rsl_tbptt", {})
-    robot = own.get("robot", {})
+    ours = loaded.get("rsl_tbptt", {})
+    robot = ours.get("robot", {})
     step_dt = robot.get("step_dt", 1.0)
     if not (isinstance(step_dt, (int, float)) and 0 < step_dt < math.inf):
         raise ValueError(f"step_dt is {step_dt!r} in {checkpoint}, expected seconds above 0.")
-    recorded = own.get("models", {})
+    recorded = ours.get("models", {})
     config, source = _policy_config(checkpoint, agent, part, recorded)
     _check_classes(config[part], part, checkpoint, trust, task)
     groups = _groups(recorded.get(part, {}))
@@ -131,7 +132,7 @@ def read_run(
         state_dict=state_dict,
         shapes={name: group["shape"] for name, group in groups.items()},
         dtypes={n: _dtype_of(group["dtype"], n, checkpoint) for n, group in groups.items()},
-        auxiliary=own.get("auxiliary", {}),
+        auxiliary=ours.get("auxiliary", {}),
         robot=robot,
         iteration=loaded.get("iter"),
         counted_steps=counted_steps(loaded),
@@ -144,12 +145,12 @@ def _dtype_of(name: Any, group: str, checkpoint: Path) -> torch.dtype:
     Raises:
         ValueError: If it is none.
     """
-    found = getattr(torch, str(name), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(
             f"The dtype of '{group}' is {name!r} in {checkpoint}, expected one such as 'float32'."
         )
-    return found
+    return dtype
 
 
 def _policy_config(
@@ -177,7 +178,7 @@ def _policy_config(
         config, source = {}, ITSELF
     if describes_itself:
         model = {"class_name": recorded[part]["class_name"], **recorded[part]["arguments"]}
-        groups = {name: [*_groups(each)] for name, each in recorded.items()}
+        groups = {name: [*_groups(description)] for name, description in recorded.items()}
         return {**config, "obs_groups": groups, part: model}, ITSELF
     _check_form(config, part, source)
     # mjlab's class has the fields of every model.
@@ -249,12 +250,12 @@ def _check_classes(
 
 
 def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the name of every class in a config, at any depth."""
+    """Yield the key and the name of every class and own cell in a config, at any depth."""
     if isinstance(config, (list, tuple)):
         config = dict(enumerate(config))
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        if key == "class_name":
-            yield f"{place}.class_name", value
+        if key == "class_name" or (key == "rnn_type" and ":" in str(value)):
+            yield f"{place}.{key}", value
         else:
             yield from _named_classes(value, f"{place}.{key}")
 
@@ -267,21 +268,22 @@ def _refusal(name: Any, trust: Sequence[str]) -> str | None:
     if path.startswith("__main__."):
         return "a class of a module: move it out of the script that trains."
     origin = path if "." in path else "rsl_rl."  # where rsl_rl looks for a simple name
-    known = "a model or distribution of rsl_rl or rsl_tbptt"
+    allowed = "a model or distribution of rsl_rl or rsl_tbptt"
     if _is_within(origin, (*PACKAGES, *trust)):
         try:
-            found = resolve_callable(name)
+            named = resolve_callable(name)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             return f"one that can be imported: {error}."
-        origin = f"{getattr(found, '__module__', None)}."
-        is_known = isinstance(found, type) and issubclass(found, (MLPModel, Distribution))
+        origin = f"{getattr(named, '__module__', None)}."
+        is_class = isinstance(named, type) and issubclass(named, (MLPModel, Distribution))
+        is_known = is_class or isinstance(named, Cell)
         if _is_within(origin, trust) or (is_known and _is_within(origin, PACKAGES)):
             return None
         if _is_within(origin, PACKAGES):
-            return f"{known}."
-        known = f"{known}, and it is from {origin[:-1]}"
+            return f"{allowed}."
+        allowed = f"{allowed}, and it is from {origin[:-1]}"
     return (
-        f"{known}: other code runs only if you trust its package. If you do, add --trust"
+        f"{allowed}: other code runs only if you trust its package. If you do, add --trust"
         f" {origin.split('.')[0]}, in Python trust=[...]."
     )
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
-from rsl_tbptt.core.scan.layers import products_as_in_layers
+from rsl_tbptt.core.scan.products import products_as_in_layers
 from rsl_tbptt.installation import versions
 from rsl_tbptt.models import CNNRNNModel
 

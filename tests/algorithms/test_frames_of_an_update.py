@@ -1,13 +1,17 @@
 """Few frames lie between ``update()`` and the scan; weights are prepared once per step."""
 
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from support.cases import CASES
+from support.operations_recording import OperationsRecording
+from support.triton_on_cpu import triton_engine_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rsl_tbptt
+from rsl_tbptt.core.recording import Recorder
 from rsl_tbptt.core.scan import cpu
 
 PACKAGE = Path(rsl_tbptt.__file__).parent
@@ -15,7 +19,7 @@ MOST_FRAMES, MOST_FILES = 12, 8  # the last frame is the product's own
 
 
 class StacksOfScans(TorchDispatchMode):
-    """Records the package's frames, from ``update()`` on, at every product inside a scan."""
+    """Records the package's frames, from ``update()``'s decorator on, at all products of scans."""
 
     def __init__(self):
         super().__init__()
@@ -27,22 +31,27 @@ class StacksOfScans(TorchDispatchMode):
         if is_product and "reorder" not in name:  # weights are packed once per window
             codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
             names = [code.co_name for code in codes]
-            if "update" in names and "recurrent_scan" in names:
-                ours = codes[: names.index("update") + 1]
+            if "whole_update" in names and "recurrent_scan" in names:
+                ours = codes[: names.index("whole_update") + 1]
                 ours = [code for code in ours if Path(code.co_filename).is_relative_to(PACKAGE)]
                 self.stacks.add(tuple((code.co_filename, code.co_name) for code in ours))
         return operator(*arguments, **(kwargs or {}))
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
-@pytest.mark.parametrize("engine", ["reference", "compiled"])
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("engine", ["reference", "compiled", "triton"])
 @pytest.mark.parametrize("name", ["ppo-models-lstm", "distillation-student-lstm"])
-def test_few_frames_are_between_a_window_and_the_scan(name, engine):
+def test_few_frames_are_between_an_update_and_a_product(name, engine, records):
     case = CASES[name]
-    algorithm = case.build(scan_engine=engine)
-    case.fill(algorithm, 0)
-    with StacksOfScans() as seen:
-        algorithm.update()
+    with triton_engine_on_cpu() if engine == "triton" else nullcontext():
+        algorithm = case.build(scan_engine=engine)
+        if records:
+            algorithm.recorder = Recorder("cpu", capture=OperationsRecording)
+        for seed in range(1 + records):
+            case.fill(algorithm, seed)
+            with StacksOfScans() as seen:
+                algorithm.update()
     assert seen.stacks
     for stack in seen.stacks:
         assert len(stack) <= MOST_FRAMES, stack

@@ -130,7 +130,7 @@ def test_checkpoints_load_with_and_without_heads(make):
     train(with_heads, 0, 1)
     checkpoint = through_a_file(with_heads.save())
     without_heads = {key: value for key, value in checkpoint.items() if key != "rsl_tbptt"}
-    with pytest.warns(UserWarning, match=r"heads: \['velocity'.* of the checkpoint are not in"):
+    with pytest.warns(UserWarning, match=r"auxiliary: \['velocity'.* are left out"):
         without.load(checkpoint, None, strict=True)
     stock: Any = make_ppo(PPO, T, N)
     if make is distillation:
@@ -139,9 +139,7 @@ def test_checkpoints_load_with_and_without_heads(make):
     for loaded in (without, stock):
         assert torch.equal(parameters_of(loaded), parameters_of(with_heads))
     before = heads_of(fresh)
-    with pytest.warns(
-        UserWarning, match=r"heads: \['velocity'.* are not in the checkpoint and begin anew\.$"
-    ):
+    with pytest.warns(UserWarning, match=r"auxiliary: \['velocity'.* begin anew, since only"):
         fresh.load(without_heads, None, strict=True)
     assert torch.equal(heads_of(fresh), before)
 
@@ -150,8 +148,8 @@ def test_checkpoints_load_with_and_without_heads(make):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": "policy"}, r"velocity.target is 'policy', expected 'state' as in the checkp"),
-        ({"hidden_dims": [6]}, r"velocity.hidden_dims is \[6\], expected \[5\]"),
+        ({"target": "policy"}, r"auxiliary\.velocity does .* target is 'policy', expected 'state'"),
+        ({"hidden_dims": [6]}, r"auxiliary\.velocity does .* hidden_dims is \[6\], expected \[5\]"),
     ],
 )
 def test_a_different_head_is_refused_and_nothing_changes(make, change, message):
@@ -177,12 +175,17 @@ def test_ppo_continues_with_the_heads_of_a_student():
 def test_a_head_of_an_earlier_version_with_an_option_that_is_gone_is_refused(option, value):
     source, other = distillation(auxiliary=HEADS), distillation(auxiliary=HEADS)
     checkpoint = source.save()
-    heads = checkpoint["rsl_tbptt"]["auxiliary"]["heads"]
-    for head in heads.values():
-        head |= {"columns": None, "delay": 0}  # as earlier versions wrote them
+    modules = checkpoint["rsl_tbptt"]["auxiliary"].pop("modules")
+    heads = {}  # as earlier versions wrote them
+    for name, state_dict in modules.items():
+        meaning = {**state_dict.pop("_extra_state"), "columns": None, "delay": 0}
+        heads[name] = {**meaning, "state_dict": state_dict}
+    checkpoint["rsl_tbptt"]["auxiliary"]["heads"] = heads
     other.load(checkpoint, None, strict=True)
     heads["velocity"][option] = value
-    message = rf"auxiliary\.velocity has {option} .*, an option that is gone: .* another name to"
+    message = (
+        rf"auxiliary\.velocity does .* has {option} .*, an option that is gone: .* another name to"
+    )
     with pytest.raises(ValueError, match=message):
         other.load(checkpoint, None, strict=True)
 

@@ -33,7 +33,7 @@ def distilling(num_envs=4, **options):
 def detached():
     algorithm = distilling(student="mlp")
     algorithm.student.__class__ = Detached
-    algorithm._prepare_updates()
+    algorithm.objective.replay = algorithm._replay_of(algorithm.student)
     return algorithm
 
 

@@ -83,7 +83,7 @@ def imitating_ppo(buffer: Buffers) -> Any:
     imitation = {"teacher_cfg": teacher_cfg, "teacher_coef": 0.5, "teacher_loss": "mse"}
     algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, rnd_cfg=rnd_cfg(), **imitation)
     algorithm.set_teacher(controlled(make_model("actor", "mlp", NUM_ENVS, seed=3), buffer))
-    algorithm.imitation.is_loaded = True
+    algorithm.imitation.teacher_file.is_loaded = True
     return algorithm
 
 

@@ -139,7 +139,7 @@ def test_a_ppo_checkpoint_has_no_student_to_load():
 
 def load_teacher(path):
     """Set the teacher's file and load the teacher, as the runner does when training starts."""
-    make(teacher_checkpoint=str(path)).lazy_teacher.start_training()
+    make(teacher_checkpoint=str(path)).teacher_file.load()
 
 
 def test_the_student_of_an_earlier_distillation_teaches_if_it_alone_has_the_form(tmp_path):
@@ -148,7 +148,7 @@ def test_the_student_of_an_earlier_distillation_teaches_if_it_alone_has_the_form
     torch.save(saved | {"teacher_state_dict": make(teacher="lstm").teacher.state_dict()}, path)
     algorithm = make(teacher_checkpoint=str(path))
     with pytest.warns(UserWarning, match=r"teacher is the student in .*student\.pt'"):
-        algorithm.lazy_teacher.start_training()
+        algorithm.teacher_file.load()
     assert same_first_layer(algorithm.teacher, student)
     torch.save(saved | {"teacher_state_dict": make().teacher.state_dict()}, path)
     with pytest.raises(ValueError, match="teacher has the form of both, expected one of them"):
@@ -159,7 +159,7 @@ def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
     ppo_checkpoint(tmp_path / "model_2.pt")
     actor = ppo_checkpoint(tmp_path / "model_10.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "latest"))
-    algorithm.lazy_teacher.start_training()
+    algorithm.teacher_file.load()
     assert same_first_layer(algorithm.teacher, actor)
 
 

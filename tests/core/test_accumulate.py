@@ -154,17 +154,24 @@ def test_weights_and_coefficient_scale_each_sample(
     weights = torch.arange(1.0, num_steps * num_envs + 1, dtype=torch.float64)
     weights = weights.view(num_steps, num_envs)
     (group,) = tbptt_schedule(num_steps, k2, num_steps)
-    weighted = dataclasses.replace(rollout, weights=weights)
-    arguments = (policy.replay, mse, DIVISOR, parts, 0.3)
-    _, sums = accumulate_group(group, weighted, state, *arguments)
+
+    def weighted(values):
+        return dataclasses.replace(rollout, labels={**rollout.labels, "weight": values})
+
+    def loss(outputs, samples):
+        of_samples = mse(outputs, samples)
+        trained = samples["weight"] * of_samples.trained
+        return dataclasses.replace(of_samples, trained=trained)
+
+    arguments = (policy.replay, loss, DIVISOR, parts, 0.3)
+    _, sums = accumulate_group(group, weighted(weights), state, *arguments)
     got, expected = policy.gradient().clone(), 0.0
     for t in range(num_steps):
         for env in range(num_envs):
             only = torch.zeros(num_steps, num_envs, dtype=torch.float64)
             only[t, env] = 1.0
             policy.zero_grad()
-            one = dataclasses.replace(rollout, weights=only)
-            accumulate_group(group, one, state, policy.replay, mse, DIVISOR)
+            accumulate_group(group, weighted(only), state, policy.replay, loss, DIVISOR)
             expected = expected + 0.3 * weights[t, env] * policy.gradient()
     torch.testing.assert_close(got, expected, **EXACT_FLOAT64)
     _, unweighted = accumulate_group(group, rollout, state, policy.replay, mse, DIVISOR)

@@ -127,11 +127,11 @@ def test_results_belong_to_the_caller(recorder):
 def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
     tensor = torch.zeros(3, 3)
     for _ in range(2):
-        recorder.follow([tensor, None])
+        recorder.follow([], [], [tensor, None])
         run(recorder, tensor.add_, torch.ones(3, 3))
     assert num_recordings(recorder) == 1
     assert_equal(tensor.detach(), torch.full((3, 3), 8.0))
-    recorder.follow([change(tensor), None])
+    recorder.follow([], [], [change(tensor), None])
     assert num_recordings(recorder) == 0
 
 

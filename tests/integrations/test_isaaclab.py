@@ -30,7 +30,7 @@ from support.helpers import CNN, absolute_error, make_obs
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.extensions.imitation import build_teacher
+from rsl_tbptt.algorithms.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (

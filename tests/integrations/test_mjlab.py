@@ -65,7 +65,11 @@ def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
         tyro.cli(cls, args=["--help"], config=mjlab.TYRO_FLAGS)
     page = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for field in dataclasses.fields(cls):
-        if field.name in ("teacher_cfg", "auxiliary"):  # dictionaries, set in the config
+        if field.name in (
+            "teacher_cfg",
+            "auxiliary",
+            "extensions",
+        ):  # dictionaries, set in the config
             continue
         option = f"--{field.name.replace('_', '-')} "
         assert option in page, field.name

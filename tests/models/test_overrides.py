@@ -9,14 +9,15 @@ from support.helpers import ACTION_DIM, CNN, IMAGES, hold_frames, make_obs
 from torch import nn
 
 from rsl_tbptt.algorithms.frames import deduplicate_frames
-from rsl_tbptt.algorithms.replay import Replay, observations_of
+from rsl_tbptt.algorithms.replay import Policy, Replay, observations_of
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
-from rsl_tbptt.models.protocol import action_head, parts_of
+from rsl_tbptt.models.protocol import parts_of
 
 T, N = 7, 3
 TOLERANCE = 1e-5
 """Tolerance for float32 in another operation order; outputs are of order 1."""
+NO_SAMPLES: Any = None
 
 
 def doubling(name):
@@ -185,8 +186,9 @@ def test_the_trained_network_is_the_one_that_acted(bases):
     obs, state, starts, actions = rollout(model)
     seen = observations_of(model, obs)
     deduplicate_frames(seen)
-    replay = Replay(model, action_head)
-    (replayed,), _ = replay(seen, state, starts)
+    replay = Replay(model)
+    outputs, _ = replay(seen, state, starts)
+    replayed = Policy(replay, outputs, NO_SAMPLES).mean
     torch.testing.assert_close(replayed, actions, atol=TOLERANCE, rtol=TOLERANCE)
     parameters = [p for p in model.parameters() if p.requires_grad]
     replayed.sum().backward()

@@ -12,10 +12,9 @@ from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.frames import deduplicate_frames, unique_frames
-from rsl_tbptt.algorithms.replay import Replay, observations_of
+from rsl_tbptt.algorithms.replay import Policy, Replay, observations_of
 from rsl_tbptt.core import recompute
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
-from rsl_tbptt.models.protocol import gaussian_head
 
 T, N = 12, 5
 
@@ -31,9 +30,12 @@ def test_our_models_name_the_arguments_of_rsl_rls(ours, theirs):
     assert names <= {*inspect.signature(ours).parameters}
 
 
+NO_SAMPLES: Any = None
+
+
 def stepwise(model):
     """Return a replay that does not split the model into parts."""
-    run = Replay(model, gaussian_head)
+    run = Replay(model, needs_distribution=True)
     run._parts = None
     return run
 
@@ -63,11 +65,13 @@ def rollout(periods=(1,) * N):
     return held(obs, periods), starts, state
 
 
-def gradient(model, replay):
+def gradient(model, replay, *window):
     model.zero_grad()
-    (mean, std), _ = replay()
-    (mean.square().sum() + std.sum()).backward()
-    return mean, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    policy = Policy(replay, replay(*window)[0], NO_SAMPLES)
+    (policy.mean.square().sum() + policy.std.sum()).backward()
+    return policy.mean, torch.cat(
+        [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,10 +86,10 @@ def test_parts_and_repeated_frames_give_the_models_results(
     obs, starts, state = rollout(periods)
     monkeypatch.setitem(recompute._AT_ONCE, "cpu", at_once)
     monkeypatch.setitem(recompute._KEPT, "cpu", kept)
-    replay = Replay(model, gaussian_head)
+    replay = Replay(model, needs_distribution=True)
     seen = seen_by(model, obs)
-    found = gradient(model, lambda: replay(seen[window], state, starts[window]))
-    expected = gradient(model, lambda: stepwise(model)(obs[window], state, starts[window]))
+    found = gradient(model, replay, seen[window], state, starts[window])
+    expected = gradient(model, stepwise(model), obs[window], state, starts[window])
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
 
@@ -102,7 +106,7 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
         "forward",
         lambda cnn, frames: rows.append(len(frames)) or forward(cnn, frames),
     )
-    replay = Replay(model, gaussian_head)
+    replay = Replay(model, needs_distribution=True)
     replay(seen, state, starts)  # measures the memory of a frame
     rows.clear()
     replay(seen, state, starts)

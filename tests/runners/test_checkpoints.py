@@ -121,7 +121,7 @@ def test_a_checkpoint_before_training_counts_nothing_as_done(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "losses"),
-    [("distillation", ["behavior", "buffer"]), ("ppo", ["value", "surrogate", "entropy"])],
+    [("distillation", ["behavior", "buffer"]), ("ppo", ["surrogate", "entropy", "value"])],
 )
 def test_the_console_shows_losses_and_health_goes_only_to_tensorboard(
     kind, losses, tmp_path, capsys

@@ -13,6 +13,7 @@ With rsl_rl 3 the table has the algorithms of its policies.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,12 @@ import torch
 from rsl_tbptt.compat import POLICY_ERA, rsl_rl_era
 
 NUM_STEPS, NUM_ENVS = 7, 6
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "extensions"))
+SMOOTH = {"class_name": "smoothness:Smoothness", "coef": 0.3, "noise_coef": 0.2}
+MIRROR = {"class_name": "mirror:Mirror", "coef": 0.5, "function": "support.cases:turn_signs"}
+GATING = {"class_name": "success_gating:SuccessGating", "other_weight": 0.3}
+SLICE = {"class_name": "action_slices:ActionSlice", "columns": [1], "loss": "bce", "coef": 0.4}
 
 NORMALIZED: dict[str, Any] = {"obs_normalization": True}
 BUFFER: dict[str, Any] = {"buffer_rollouts": 2, "save_buffer": True, "num_mini_batches": 2}
@@ -59,7 +66,7 @@ class Case(NamedTuple):
 
 
 def turn_signs(env: Any, obs: Any, actions: Any) -> Any:
-    """Append a mirror image in which all signs are turned, for ``symmetry_cfg``."""
+    """Append a mirror image in which all signs are turned."""
     obs = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
     return obs, None if actions is None else torch.cat((actions, -actions))
 
@@ -162,6 +169,8 @@ def _distillation_cases() -> dict[str, Case]:
             "student": "gru",
         },
         "average-falling-rate": {"weight_average": True, "learning_rate_updates": 4},
+        "smooth-slice": {"extensions": [SMOOTH, SLICE], **BUFFER, "gradient_length": 2},
+        "gating-mirror": {"extensions": [GATING, MIRROR], "num_micro_batches": 2},
         "frames-buffer": {"student": "cnn-gru", "fill": fill_with_held_frames, **BUFFER},
     }
     named = {f"distillation-{name}": case(**chosen) for name, chosen in options.items()}
@@ -242,9 +251,9 @@ def _ppo_cases() -> dict[str, Case]:
         "two-layers": {"actor_kwargs": {"rnn_num_layers": 2}},
         "whole": {"gradient_length": None},
         "window": window,
-        "window-gru-episodes": {**window, **episodes, "actor": "gru", "critic": "gru"},
         "chunks": {"num_micro_batches": 3},
         "in-order": {"shuffle_envs": False},
+        "window-gru-episodes": {**window, **episodes, "actor": "gru", "critic": "gru"},
         "episodes": episodes,
         "episodes-mlp": {**episodes, **mlps},
         "kl-penalty": {"policy_loss": "kl_penalty", "schedule": "fixed"},
@@ -260,6 +269,8 @@ def _ppo_cases() -> dict[str, Case]:
         "rnd-mlp": {"rnd": {}, **mlps},
         "rnd-heads-window": {"rnd": {}, "auxiliary": HEADS, **window, "num_micro_batches": 2},
         "heads-mlp": {"auxiliary": HEADS, **mlps},
+        "smooth-window": {"extensions": [SMOOTH], **window, "auxiliary": HEADS},
+        "gating-mirror": {"extensions": [GATING, MIRROR], "actor": "gru"},
         "frames": {"actor": "cnn-lstm", "critic": "mlp", "fill": fill_with_held_frames},
         "final-observations": {
             "actor_kwargs": {},

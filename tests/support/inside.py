@@ -15,12 +15,10 @@ from rsl_tbptt.core.hidden_state import as_tensors
 def add_gradient(algorithm: Any, indices: Any) -> None:
     """Add PPO's gradient on one mini-batch of the stored rollout to the parameters'."""
     before = [parameter.grad for parameter in algorithm.parameters]
-    algorithm._begin_update()
-    segments, num_samples = indices
-    everything, ranks = algorithm._rollouts[2], algorithm._ranks
-    scales = algorithm.gradient.scales(everything, segments, num_samples, ranks)
-    sizes = {"num_samples": num_samples, "num_parts": algorithm.options.num_micro_batches}
-    algorithm.step(segments, scales, **sizes, concludes=False)
+    algorithm.begin_update()
+    algorithm._normalize(indices, algorithm.ranks)
+    sizes = {"num_samples": indices.num_samples, "num_parts": algorithm.options.num_micro_batches}
+    algorithm.gradients(indices.segments, **sizes)
     for parameter, gradient in zip(algorithm.parameters, before, strict=True):
         if gradient is not None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
@@ -33,15 +31,16 @@ def extension(algorithm: Any, name: str) -> Any:
 
 def networks_of_heads(algorithm: Any) -> list[torch.nn.Module]:
     """Return the networks of the auxiliary heads, in their order; none without heads."""
-    modules = extension(algorithm, "auxiliary").modules
-    return [network for networks in modules for network in networks]
+    return [*extension(algorithm, "auxiliary").modules.values()]
 
 
 def everything(algorithm: Any) -> Any:
     """Copy all that an update changes: models, normalisers, optimisers and the learning rate."""
     transaction = algorithm.transaction
-    stateful = [*transaction.modules, *transaction.optimizers]
-    return copy.deepcopy([[each.state_dict() for each in stateful], algorithm.learning_rate])
+    states = [dict(each.state_dict()) for each in (*transaction.modules, *transaction.optimizers)]
+    for state in states:
+        state.pop("_extra_state", None)  # what a head predicts, in words
+    return copy.deepcopy([states, algorithm.learning_rate])
 
 
 def saved(algorithm: Any) -> Any:

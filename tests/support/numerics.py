@@ -106,8 +106,9 @@ def _changed_by(algorithm: Any) -> tuple[list[nn.Module], list[torch.optim.Optim
     if hasattr(algorithm, "policy"):
         modules = [algorithm.policy]
     else:
-        roles = ("student", "teacher", "actor", "critic")
-        modules = [getattr(algorithm, role) for role in roles if hasattr(algorithm, role)]
+        roles = ("teacher", "critic")
+        others = [getattr(algorithm, role) for role in roles if hasattr(algorithm, role)]
+        modules = [algorithm.get_policy(), *others]
     optimizers = [algorithm.optimizer]
     rnd = getattr(algorithm, "rnd", None)
     if rnd:

@@ -6,6 +6,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, clear, detach, 
 from rsl_tbptt.core.scan import cpu, triton
 from rsl_tbptt.core.scan.cells import OF_TORCH, SRU, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.cpu import free_buffers as free_buffers
-from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
+from rsl_tbptt.core.scan.products import LayerScan, operand_dtype_of, tf32_in_layers
 from rsl_tbptt.core.scan.products import unchanged_weights as unchanged_weights
 
 Scan = Callable[..., tuple[torch.Tensor, HiddenState]]
@@ -66,10 +67,41 @@ def reference_scan(
     return torch.cat(outputs), state
 
 
+def _scan_layers(
+    prepare: Callable[..., LayerScan],
+    rnn: RecurrentLayers,
+    inputs: torch.Tensor,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    cuts: tuple[int, ...],
+) -> tuple[torch.Tensor, HiddenState]:
+    """Run the stacked layers by an engine's scan of one layer; all as in ``recurrent_scan``.
+
+    Under autocast the operands of matrix products have autocast's dtype. The state, the gates and
+    the accumulation keep the dtype of the weights.
+    """
+    scan_layer, finals = prepare(rnn, episode_starts.contiguous(), cuts), []
+    dtype = rnn.all_weights[0][0].dtype
+    operand_dtype = operand_dtype_of(inputs.device, dtype)
+    # Triton launches on the current device.
+    with torch.autocast(inputs.device.type, enabled=False), torch.cuda.device_of(inputs):
+        inputs, tensors = inputs.to(dtype), [tensor.to(dtype) for tensor in as_tensors(state)]
+        for layer, weights in enumerate(rnn.all_weights):
+            if not rnn.bias:
+                weights = [*weights, *[weights[0].new_zeros(len(weights[0]))] * 2]
+            before = [tensor[layer] for tensor in tensors]
+            inputs, *last_cell = scan_layer(operand_dtype, inputs, *before, *weights)
+            finals.append((inputs[-1], *last_cell))
+        # All layers of the first tensor, then all of the second: one copy, without the outputs.
+        last = torch.stack([tensor for layers in zip(*finals, strict=True) for tensor in layers])
+        last = last.unflatten(0, (len(tensors), rnn.num_layers))
+        return inputs, from_tensors([last[index] for index in range(len(tensors))])
+
+
 ENGINES = {
-    "compiled": Engine(cpu.scan, "cpu"),
+    "compiled": Engine(partial(_scan_layers, cpu.layer_scan), "cpu"),
     "reference": Engine(reference_scan),
-    "triton": Engine(triton.scan, "cuda"),
+    "triton": Engine(partial(_scan_layers, triton.layer_scan), "cuda"),
 }
 """Engines by name. ``reference`` defines the correct result; the others equal it in values and
 gradients. "auto" takes the engine made for the device if it passes ``check_against_reference``."""

@@ -41,12 +41,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, RecurrentLayers, cell_of
 from rsl_tbptt.core.scan.equations import statements_of
-from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, scan_layers
 from rsl_tbptt.core.scan.products import (
+    ONCE,
+    Gradients,
+    LayerScan,
     StepProduct,
+    Tensors,
     multiply,
     multiply_columns,
     prepare,
@@ -54,24 +56,14 @@ from rsl_tbptt.core.scan.products import (
 )
 
 
-def scan(
-    rnn: RecurrentLayers,
-    inputs: torch.Tensor,
-    state: HiddenState,
-    episode_starts: torch.Tensor,
-    cuts: tuple[int, ...],
-) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers over inputs (T, N, D); all as in ``recurrent_scan``.
+def layer_scan(rnn: RecurrentLayers, starts_TN: torch.Tensor, cuts: tuple[int, ...]) -> LayerScan:
+    """Return the scan of a layer, given contiguous episode starts and cuts of ``recurrent_scan``.
 
-    Raises:
-        NotImplementedError: If there is no C compiler, or it fails, or for any half precision other
-            than bfloat16 operands with a float32 state.
+    It raises NotImplementedError if there is no C compiler, or it fails, or for any half precision
+    other than bfloat16 operands with a float32 state.
     """
-    starts = episode_starts.contiguous()
-    stops = starts.index_fill(0, torch.tensor(cuts), True) if cuts else starts
-    return scan_layers(
-        rnn, inputs, state, functools.partial(CellScan.apply, cell_of(rnn), starts, stops)
-    )
+    stops_TN = starts_TN.index_fill(0, torch.tensor(cuts), True) if cuts else starts_TN
+    return functools.partial(CellScan.apply, cell_of(rnn), starts_TN, stops_TN)
 
 
 class CellScan(torch.autograd.Function):
@@ -322,11 +314,9 @@ OPTIONS = {
 }
 """Options that ``cells.c`` is compiled with, by the dtypes of the state and products' operands."""
 
-_FLAGS = (
-    *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
-    *("-fno-math-errno", "-fno-trapping-math"),  # without these, loops are not vectorised
-    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
-)
+_FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
+_FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without these, loops are not vectorised
+_FLAGS += ["-mprefer-vector-width=512"] * (platform.machine() == "x86_64")
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {

@@ -159,9 +159,14 @@ def kernels_of(cell: Cell) -> dict[str, Any]:
         backward=lines(made.backward, gates + carry, made.grad_gates + grad_before),
     )
     # Two cells may have one name, so each has a file and a namespace of its own.
-    file, namespace = f"<kernels of {cell.name}, {id(cell)}>", dict(globals())
-    # Triton reads a kernel's source, which Python finds here.
-    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
-    exec(compile(source, file, "exec"), namespace)
+    namespace = _namespace_of(source, f"<kernels of {cell.name}, {id(cell)}>")
     names = ("begin", "forward", "backward")
-    return {each: namespace[f"{cell.name.lower()}_{each}"] for each in names}
+    return {name: namespace[f"{cell.name.lower()}_{name}"] for name in names}
+
+
+def _namespace_of(source: str, file: str) -> dict[str, Any]:
+    """Run generated source, next to the names of this module; Triton reads it by its file."""
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    namespace = dict(globals())
+    exec(compile(source, file, "exec"), namespace)
+    return namespace

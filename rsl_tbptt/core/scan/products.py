@@ -1,4 +1,4 @@
-"""Matrix products of the CPU engine, by the fastest library that torch has on this processor.
+"""Matrix products of scans: the fastest library of a CPU, and the precision on CUDA.
 
 torch multiplies float32 matrices on x86 by MKL. Two things cost time there, and torch's own
 compiler avoids them by the same private functions that this module calls if torch has them:
@@ -6,6 +6,10 @@ compiler avoids them by the same private functions that this module calls if tor
 - MKL packs the weights into the order of its kernels for every product, which takes up to half of
   a product's time if there are few rows. Packed weights are kept.
 - On processors of AMD, MKL's products run at less than half the speed of oneDNN's.
+
+Float32 products of a scan on CUDA have the same precision as torch's own layers there. By default,
+torch lets cuDNN, which runs ``nn.LSTM`` and ``nn.GRU``, round the operands of float32 products to
+TF32, but not its own matrix products; both can be set.
 """
 
 import functools
@@ -17,6 +21,23 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+Tensors = tuple[torch.Tensor, ...]
+Gradients = tuple[torch.Tensor | None, ...]
+
+LayerScan = Callable[..., Tensors]
+"""Maps the dtype of products' operands and the tensors of a layer to its outputs (T, N, H) and, if
+the state has two tensors, the second one after step T-1 (N, H).
+
+The tensors are inputs x (T, N, D), the one or two tensors of the state before step 0 (N, H), w_ih
+(rows, D), w_hh (rows, H), b_ih and b_hh (rows,), in this order."""
+
+ONCE = (
+    "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
+    " differentiated: instead of retain_graph=True run the forward pass again, instead of"
+    " create_graph=True use the engine 'reference'."
+)
+"""Error of engines whose backward pass overwrites what the forward pass kept, if it runs twice."""
 
 Prepared = TypeVar("Prepared")
 
@@ -44,7 +65,7 @@ def multiply(
     """
     library = library_for(left.dtype, left.numel() * right.shape[1])
     if library == "oneDNN" and _is_in_one_piece(right):
-        product = _linear(left, right.t())
+        product = torch.ops.mkldnn._linear_pointwise(left, right.t(), *_NO_FUSION)
     elif out is None or out.dtype != left.dtype:
         product = left @ right
     else:
@@ -56,7 +77,8 @@ def multiply_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left.t() @ right``, (G, K), for rows (M, G) and (M, K): a gradient of weights."""
     library = library_for(left.dtype, left.numel() * right.shape[1])
     if library == "oneDNN" and _is_in_one_piece(left):
-        return _linear(right.t(), left.t()).t()  # faster than the other way round
+        # Faster than the other way round.
+        return torch.ops.mkldnn._linear_pointwise(right.t(), left.t(), *_NO_FUSION).t()
     return left.t() @ right
 
 
@@ -92,12 +114,6 @@ def library_for(dtype: torch.dtype, operations: int) -> str:
     if operations >= _MIN_OPERATIONS and _is_of_amd() and has("oneDNN"):
         return "oneDNN"
     return "MKL" if has("MKL") else "torch"
-
-
-def _linear(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return ``rows @ weights.t()`` by oneDNN; the weights may be reordered."""
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weights, *_NO_FUSION)
-    return product
 
 
 def _is_in_one_piece(matrix: torch.Tensor) -> bool:
@@ -164,3 +180,55 @@ def prepare(
         kept[key] = weights, make(num_envs, dtype, *weights)
     made: Prepared = kept[key][1]
     return made
+
+
+def operand_dtype_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the operands of products: autocast's on ``device``, or ``dtype``."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if enabled else dtype
+
+
+def tf32_in_layers() -> bool:
+    """Return whether torch's recurrent layers may use TF32 for float32 products on CUDA.
+
+    Since torch 2.9 the new setting is read: it inherits, and the old one writes it, too. Reading
+    the old one after the new one was written is an error.
+    """
+    cudnn = torch.backends.cudnn
+    if not cudnn.enabled:  # then the layers use torch's matrix products
+        return tf32_in_products()
+    if (precision := getattr(cudnn.rnn, "fp32_precision", None)) is not None:
+        return precision == "tf32"
+    return bool(cudnn.allow_tf32)
+
+
+def tf32_in_products() -> bool:
+    """Return whether torch may use TF32 for float32 matrix products on CUDA."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is not None:
+        return precision == "tf32"
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+@contextmanager
+def products_as_in_layers() -> Iterator[None]:
+    """Give CUDA's float32 matrix products the precision of torch's recurrent layers meanwhile."""
+    matmul, tf32 = torch.backends.cuda.matmul, tf32_in_layers()
+    if tf32 == tf32_in_products():
+        yield
+    elif hasattr(matmul, "fp32_precision"):
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = "none"  # inherits, which shows whether it did before
+            if matmul.fp32_precision != before:
+                matmul.fp32_precision = before
+    else:  # torch before 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)

@@ -33,10 +33,15 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cells import Cell, RecurrentLayers, cell_of
-from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, products_as_in_layers, scan_layers
-from rsl_tbptt.core.scan.products import prepare
+from rsl_tbptt.core.scan.products import (
+    ONCE,
+    Gradients,
+    LayerScan,
+    Tensors,
+    prepare,
+    products_as_in_layers,
+)
 
 _BLOCK = 512
 """Units of a program. On NVIDIA GPUs each thread has four, 16 bytes of float32 per load."""
@@ -48,21 +53,12 @@ _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 """Whether this version of torch can give a product in another dtype than its operands."""
 
 
-def scan(
-    rnn: RecurrentLayers,
-    inputs: torch.Tensor,
-    state: HiddenState,
-    episode_starts: torch.Tensor,
-    cuts: tuple[int, ...],
-) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers over inputs (T, N, D); all as in ``recurrent_scan``.
+def layer_scan(rnn: RecurrentLayers, starts_TN: torch.Tensor, cuts: tuple[int, ...]) -> LayerScan:
+    """Return the scan of a layer, given contiguous episode starts and cuts of ``recurrent_scan``.
 
-    Raises:
-        NotImplementedError: If Triton is not installed.
+    It raises NotImplementedError if Triton is not installed.
     """
-    scan_layer = functools.partial(CellScan.apply, cell_of(rnn), episode_starts.contiguous(), cuts)
-    with torch.cuda.device_of(inputs):  # Triton launches on the current device
-        return scan_layers(rnn, inputs, state, scan_layer)
+    return functools.partial(CellScan.apply, cell_of(rnn), starts_TN, cuts)
 
 
 class CellScan(torch.autograd.Function):

@@ -76,11 +76,11 @@ def diagnose(device: str = "cpu") -> bool:
 def _report(name: str, check: Callable[[], str]) -> bool:
     """Run a check, which raises an error if it fails; print its line and return if it passed."""
     try:
-        found = check()
+        results = check()
     except Exception as error:
         print(f"{name:<12} WRONG  {' '.join(str(error).split())}")
         return False
-    print(f"{name:<12} ok     {found}")
+    print(f"{name:<12} ok     {results}")
     return True
 
 
@@ -117,8 +117,8 @@ def check_deploy() -> str:
     import onnxruntime
 
     importlib.import_module("rsl_tbptt.deploy")
-    found = {"numpy": numpy.__version__, "onnxruntime": onnxruntime.__version__}
-    return f"rsl_tbptt.deploy, {_named(found)}"
+    releases = {"numpy": numpy.__version__, "onnxruntime": onnxruntime.__version__}
+    return f"rsl_tbptt.deploy, {_named(releases)}"
 
 
 def check_packages() -> str:
@@ -128,9 +128,9 @@ def check_packages() -> str:
         ValueError: If something is missing.
     """
     rsl_rl_era()
-    found = versions()
-    _refuse_missing(found, "train")
-    return _named(found)
+    releases = versions()
+    _refuse_missing(releases, "train")
+    return _named(releases)
 
 
 def check_imports() -> str:
@@ -148,8 +148,8 @@ def check_platform(platform: Platform) -> str:
     Raises:
         ValueError: If something is missing.
     """
-    found = versions(platform.PACKAGES)
-    packages = {name: found[name] for name in platform.PACKAGES}
+    releases = versions(platform.PACKAGES)
+    packages = {name: releases[name] for name in platform.PACKAGES}
     if rsl_rl_era() != MODELS_ERA:
         return f"{_named(packages)}; trains with rsl_tbptt.integrations.rsl_rl_v3"
     if platform.TASKS is None or platform.PROGRAM is None:
@@ -209,7 +209,7 @@ def check_engine(device: str) -> str:
 
     from rsl_tbptt.core.recording import Recorder
     from rsl_tbptt.core.scan import CELLS, fastest_engine
-    from rsl_tbptt.core.scan.layers import tf32_in_layers
+    from rsl_tbptt.core.scan.products import tf32_in_layers
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

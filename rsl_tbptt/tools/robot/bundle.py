@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.extensions.curricula import COUNTER
+from rsl_tbptt.algorithms.curricula import COUNTER
 from rsl_tbptt.deploy import METADATA, Policy, join, read_metadata
 from rsl_tbptt.tools.platforms import PLATFORMS, load_platform
 from rsl_tbptt.tools.simulate.evaluate import Start
@@ -33,8 +33,8 @@ class BundlePolicy:
         """
         self._policy = Policy(bundle)
         self._begin = self._policy.state
-        known = self._policy.metadata["observation_groups"]
-        self._groups, self._joins = [*(known or groups)], not known
+        groups_of_policy = self._policy.metadata["observation_groups"]
+        self._groups, self._joins = [*(groups_of_policy or groups)], not groups_of_policy
         self._states = []
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:
@@ -44,9 +44,9 @@ class BundlePolicy:
         actions = []
         for env, state in enumerate(self._states):
             self._policy.state = state
-            seen = {name: values[env] for name, values in groups.items()}
-            seen = {"obs": join([*seen.values()])} if self._joins else seen
-            actions.append(self._policy.step(seen))
+            observed = {name: values[env] for name, values in groups.items()}
+            observed = {"obs": join([*observed.values()])} if self._joins else observed
+            actions.append(self._policy.step(observed))
             self._states[env] = self._policy.state
         return torch.from_numpy(np.stack(actions)).to(next(iter(obs.values())).device)
 
@@ -76,7 +76,7 @@ class LoneBundle(BundlePolicy):
         super().__init__(bundle)
         metadata, self._file = self._policy.metadata, bundle.resolve() / METADATA
         self.checkpoint = self._file.with_name(metadata["checkpoint"])
-        self._shapes = {n: each["shape"] for n, each in metadata["observation_groups"].items()}
+        self._shapes = {n: group["shape"] for n, group in metadata["observation_groups"].items()}
         if not self._shapes:
             raise ValueError(
                 f"observation_groups is {{}} in '{self._file}', expected the groups that the policy"
@@ -102,10 +102,10 @@ class LoneBundle(BundlePolicy):
         Raises:
             ValueError: If a group is missing or has another shape.
         """
-        found = {name: [*obs[name].shape[1:]] for name in self._shapes if name in obs}
-        if found != self._shapes:
+        shapes = {name: [*obs[name].shape[1:]] for name in self._shapes if name in obs}
+        if shapes != self._shapes:
             raise ValueError(
-                f"{task} has the observation groups {found or [*obs.keys()]}, expected"
+                f"{task} has the observation groups {shapes or [*obs.keys()]}, expected"
                 f" {self._shapes} as in '{self._file}': name the task that it was trained on."
             )
 
@@ -116,7 +116,7 @@ class LoneBundle(BundlePolicy):
             ValueError: If the bundle does not tell.
         """
         # Any other platform's task is the name of code.
-        platforms = [each for each in PLATFORMS if load_platform(each).TASKS is not None]
+        platforms = [name for name in PLATFORMS if load_platform(name).TASKS is not None]
         noted = self._policy.metadata.get("simulation")
         entry = noted if isinstance(noted, dict) else {}
         # Isaac Lab would import the module in front of a colon.

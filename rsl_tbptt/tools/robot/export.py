@@ -27,7 +27,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxscript import optimizer
 from torch import nn
 
-from rsl_tbptt.algorithms.extensions.curricula import COUNTER
+from rsl_tbptt.algorithms.curricula import COUNTER
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import complete, output_path, write_json
@@ -103,7 +103,7 @@ def export(
         folder = Path(name)
         bundle = write_bundle(folder, policy, trajectory, heads, robot, about, **forms)
         bundle["max_difference"] = differences = verify(folder, [folder])
-        passed = all(each <= tolerance for each in differences.values())  # false for NaN
+        passed = all(value <= tolerance for value in differences.values())  # false for NaN
         if passed:
             write_json(folder / METADATA, bundle)
             _publish(folder, output)
@@ -254,7 +254,7 @@ def write_bundle(
     Returns:
         The content of ``policy.json``.
     """
-    groups = {name: torch.from_numpy(each[:1]) for name, each in groups_in(trajectory).items()}
+    groups = {name: torch.from_numpy(steps[:1]) for name, steps in groups_in(trajectory).items()}
     step = OneStep(policy, groups, heads)
     about = {**about, "trained_as": type(policy).__name__}
 
@@ -285,9 +285,9 @@ def describe(
 ) -> dict[str, Any]:
     """Return the content of ``policy.json``; see :func:`write_bundle` for the arguments."""
     state = {name.removesuffix("_in"): list(zeros.shape) for name, zeros in step.state.items()}
-    inputs = {name: each for name, each in step.inputs.items() if name not in step.state}
+    inputs = {name: value for name, value in step.inputs.items() if name not in step.state}
     robot = _finite(robot)
-    known = robot.get("observation_groups", {})
+    described = robot.get("observation_groups", {})
     robot = {name: value for name, value in robot.items() if name != "observation_groups"}
     step_dt, normalizer = robot.get("step_dt"), step.policy.obs_normalizer
     with torch.no_grad():
@@ -296,19 +296,19 @@ def describe(
         "format": FORMAT,
         **about,
         "inputs": {
-            name: {"shape": [*each.shape[1:]], "dtype": str(each.dtype).removeprefix("torch.")}
-            for name, each in inputs.items()
+            name: {"shape": [*value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
+            for name, value in inputs.items()
         },
         "observation_groups": {
-            name: known.get(name, {"shape": [*each.shape[1:]]}) for name, each in groups.items()
+            name: described.get(name, {"shape": [*rows.shape[1:]]}) for name, rows in groups.items()
         },
         "normalizer": {
             name: {"mean": mean[0].tolist(), "divisor": (std[0] + normalizer.eps).tolist()}
             for name, (mean, std) in golden.seen_by_normalizer(step.policy, groups).items()
         },
         "outputs": {
-            name: {"shape": state.get(name.removesuffix("_out"), [*each.shape[1:]])}
-            for name, each in outputs.items()
+            name: {"shape": state.get(name.removesuffix("_out"), [*value.shape[1:]])}
+            for name, value in outputs.items()
         },
         "state_names": [*state],
         "state_shapes": [*state.values()],
@@ -322,9 +322,9 @@ def describe(
 def _finite(value: Any) -> Any:
     """Replace infinite limits of clips by float32's largest numbers: JSON has no infinity."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     if isinstance(value, float) and math.isinf(value):
         return math.copysign(torch.finfo(torch.float32).max, value)
     return value
@@ -338,18 +338,18 @@ def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
     """
     robot = metadata["robot"]
     joints = ("joint_names", "joint_stiffness", "joint_damping", "default_joint_pos")
-    found = {name: robot[name] for name in (*joints, "command_names") if name in robot}
+    properties = {name: robot[name] for name in (*joints, "command_names") if name in robot}
     if terms := terms_of(metadata):
-        found["observation_names"] = [term["name"] for term in terms]
+        properties["observation_names"] = [term["name"] for term in terms]
         defaults = {"scale": 1.0, "clip": [-math.inf, math.inf]}
         for name in ("scale", "clip", "history_length", "flatten_history_dim"):
             values = [defaults.get(name) if t[name] is None else t[name] for t in terms]
-            found[f"observation_terms_{name}"] = values
+            properties[f"observation_terms_{name}"] = values
     if (scales := of_actions(robot, "scale")) is not None:
-        found["action_scale"] = scales
-    known = ("state_names", "reset", "control_hz")
-    found |= {name: metadata[name] for name in known if metadata[name] is not None}
-    texts = {name: _csv(value) for name, value in found.items()}
+        properties["action_scale"] = scales
+    keys = ("state_names", "reset", "control_hz")
+    properties |= {name: metadata[name] for name in keys if metadata[name] is not None}
+    texts = {name: _csv(value) for name, value in properties.items()}
     for name in ("observation_groups", "state_shapes", "versions"):
         texts[name] = json.dumps(metadata[name])
     return {"run_path": metadata["checkpoint"], **texts}
@@ -358,4 +358,4 @@ def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _csv(value: Any, separator: str = ",") -> str:
     if not isinstance(value, (list, tuple)):
         return str(value)
-    return separator.join(_csv(each, ";") for each in value)
+    return separator.join(_csv(item, ";") for item in value)

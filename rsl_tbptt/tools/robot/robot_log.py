@@ -69,30 +69,30 @@ def compare_log(
     num_steps = len(next(iter(log.values())))
     starts = log.get("reset", np.zeros(num_steps)).reshape(num_steps).astype(bool)
     starts[0] = True
-    found, seen = [], {}
+    differences, observed = [], {}
     for name, group in groups.items():
         logged, (expected, names) = log.get(f"obs/{name}"), _observations(name, group, log, starts)
-        seen[name] = expected if logged is None else logged.reshape(-1, *group["shape"])
+        observed[name] = expected if logged is None else logged.reshape(-1, *group["shape"])
         if logged is not None and expected is None:
             notes.append(f"obs/{name} is not compared: raw/{name}/TERM are not there")
         elif logged is not None:
-            found += _by_term(names, logged, expected, starts, tolerance)
-    missing = [name for name, values in seen.items() if values is None]
+            differences += _by_term(names, logged, expected, starts, tolerance)
+    missing = [name for name, values in observed.items() if values is None]
     if "actions" not in log or missing:
         reason = f"obs/{missing[0]} is missing" if "actions" in log else "they are missing"
         notes.append(f"actions are not compared: {reason}")
     else:
-        found += _actions(policy, seen, log["actions"], starts, tolerance)
+        differences += _actions(policy, observed, log["actions"], starts, tolerance)
         if metadata["state_names"] and not starts[1:].any():
             notes.append("the log has no episode start, so a missing reset cannot be detected")
     if "targets" in log and "actions" in log and metadata["robot"].get("actions"):
         expected, names = _targets(metadata["robot"], log["actions"])
-        found += _by_term(names, log["targets"], expected, starts, tolerance)
+        differences += _by_term(names, log["targets"], expected, starts, tolerance)
     elif "targets" in log:
         notes.append("targets are not compared: the log or the bundle has no actions")
-    if not found:
+    if not differences:
         raise ValueError(f"Nothing in the log '{path}' can be compared: {'; '.join(notes)}.")
-    return found, notes
+    return differences, notes
 
 
 def _observations(
@@ -121,20 +121,20 @@ def _observations(
 
 
 def _actions(
-    policy: Policy, seen: Log, logged: np.ndarray, starts: np.ndarray, tolerance: float
+    policy: Policy, observed: Log, logged: np.ndarray, starts: np.ndarray, tolerance: float
 ) -> list[Difference]:
     """Compare the actions with the policy's; a memory that is never cleared explains them, too."""
 
     def act(reset: np.ndarray) -> np.ndarray:
-        golden = {"reset": reset, **{f"obs/{name}": values for name, values in seen.items()}}
+        golden = {"reset": reset, **{f"obs/{name}": values for name, values in observed.items()}}
         return run_onnx(policy, golden, ("actions",))["actions"]
 
     names = np.full(logged[0].size, "actions")
-    found = _by_term(names, logged, act(starts), starts, tolerance)
+    actions = _by_term(names, logged, act(starts), starts, tolerance)
     never = act(np.arange(len(starts)) == 0)
-    if found[0].largest > tolerance and np.abs(logged - never).max() <= tolerance:
-        return [replace(found[0], cause="never reset")]
-    return found
+    if actions[0].largest > tolerance and np.abs(logged - never).max() <= tolerance:
+        return [replace(actions[0], cause="never reset")]
+    return actions
 
 
 def _targets(robot: Mapping[str, Any], actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -161,9 +161,9 @@ def _by_term(
     tolerance: float,
 ) -> list[Difference]:
     """Compare values, (T, ...) each, by the names of their terms, (D,)."""
-    logged, expected = (each.reshape(len(starts), -1).astype(float) for each in (logged, expected))
+    logged, expected = (x.reshape(len(starts), -1).astype(float) for x in (logged, expected))
     # At an episode's first step, what a late program gives comes from before it.
-    goes_on, found = ~starts[1:], []
+    goes_on, differences = ~starts[1:], []
     for name in dict.fromkeys(names.tolist()):
         ours, theirs = logged[:, names == name], expected[:, names == name]
         moves = theirs - theirs.mean(axis=0)
@@ -175,8 +175,8 @@ def _by_term(
         lag = np.abs(ours[1:] - theirs[:-1])[goes_on]
         is_late = largest > tolerance and lag.size > 0 and lag.max() <= tolerance
         cause = "one step late" if is_late else ""
-        found.append(Difference(name, largest, ratio, offset, cause))
-    return found
+        differences.append(Difference(name, largest, ratio, offset, cause))
+    return differences
 
 
 def _read(path: Path, metadata: Mapping[str, Any], golden: Log) -> dict[str, np.ndarray]:

@@ -58,11 +58,11 @@ def write_yaml(path: Path, metadata: Metadata, config: Config, gate: str, under:
     lines = [f"# {metadata['checkpoint']}, trained with a control step of {step_dt} s."]
     if missing:
         lines += [f"# {gate} is null, so that the program refuses this file. Settle these:"]
-        lines += [f"# - {' '.join(each.split())}" for each in missing]
+        lines += [f"# - {' '.join(lack.split())}" for lack in missing]
         lines += [f"# Then write {gate}: {values[gate] or '...'}"]
         values[gate] = None
-    known = {k: v for k, v in values.items() if v is not None or k == gate}
-    content = {under: known} if under else known
+    set_values = {k: v for k, v in values.items() if v is not None or k == gate}
+    content = {under: set_values} if under else set_values
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*lines, text]), encoding="utf-8")
@@ -164,9 +164,9 @@ def _scales(metadata: Metadata, missing: list[str]) -> dict[str, Any]:
     for term, name in zip(terms_of(metadata), names_in(metadata, 0), strict=True):
         numbers, has_key = scale_of(term), name in ("commands", "ang_vel", "dof_pos", "dof_vel")
         scale = numbers if name == "commands" else numbers[0]
-        known = scales.setdefault(f"{name}_scale", scale) if has_key else 1.0
-        if known != scale or (name != "commands" and len({*numbers}) > 1):
-            missing.append(f"{term['name']} is scaled by {numbers}, rl_sar by {known}")
+        earlier = scales.setdefault(f"{name}_scale", scale) if has_key else 1.0
+        if earlier != scale or (name != "commands" and len({*numbers}) > 1):
+            missing.append(f"{term['name']} is scaled by {numbers}, rl_sar by {earlier}")
     return scales
 
 
@@ -184,10 +184,10 @@ def motors(metadata: Metadata) -> tuple[list[str], np.ndarray]:
 
 def _widths(metadata: Metadata) -> dict[str, int]:
     """Return rl_sar's observations, with how many numbers each has in a step."""
-    joints, found = motors(metadata)[0], {}
+    joints, widths = motors(metadata)[0], {}
     for term, name in zip(terms_of(metadata), names_in(metadata, 0), strict=True):
-        found[name] = len(joints) if function_of(term) in JOINT_TERMS else width_of(term)
-    return found
+        widths[name] = len(joints) if function_of(term) in JOINT_TERMS else width_of(term)
+    return widths
 
 
 def observation_order(metadata: Metadata) -> np.ndarray:
@@ -211,7 +211,7 @@ def observation_order(metadata: Metadata) -> np.ndarray:
 
     def places(term: Mapping[str, Any], name: str, first: int) -> np.ndarray:
         """Return the places of a term's numbers, step by step."""
-        selected = [joints.index(each) for each in joints_of(term, robot) if each in joints]
+        selected = [joints.index(joint) for joint in joints_of(term, robot) if joint in joints]
         if len(selected) != width_of(term):
             selected = [*range(width_of(term))]
         steps = np.maximum(np.arange(length - history(term), length), first)
@@ -219,7 +219,7 @@ def observation_order(metadata: Metadata) -> np.ndarray:
 
     named = [*zip(terms, names_in(metadata, 0), strict=True)]
     firsts = reversed(range(length))
-    return np.stack([np.concatenate([places(*each, first) for each in named]) for first in firsts])
+    return np.stack([np.concatenate([places(*term, first) for term in named]) for first in firsts])
 
 
 def missing_for(metadata: Metadata) -> list[str]:
@@ -290,12 +290,12 @@ def joints_of(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Sequence[str
     if function_of(term) not in JOINT_TERMS:  # a robot of three joints has other terms as wide
         return ()
     parameters = term.get("parameters", {})
-    selected = [each for each in parameters.values() if isinstance(each, Mapping)]
+    selected = [values for values in parameters.values() if isinstance(values, Mapping)]
     if function_of(term) == "last_action" and "actions" in robot:
         joints = moved_joints(robot, parameters.get("action_name"))
     else:
-        known = (each["joint_names"] for each in selected if "joint_names" in each)
-        joints = next(known, robot.get("joint_names", ()))
+        lists = (values["joint_names"] for values in selected if "joint_names" in values)
+        joints = next(lists, robot.get("joint_names", ()))
     return joints if len(joints) == width_of(term) else ()
 
 
@@ -303,7 +303,7 @@ def moved_joints(robot: Mapping[str, Any], action_name: str | None = None) -> li
     """Return the joints of actions in their order, of one term if it is named."""
     if "actions" not in robot:
         return [*robot.get("joint_names", ())]
-    actions = [each for each in robot["actions"] if action_name in (None, each["name"])]
+    actions = [action for action in robot["actions"] if action_name in (None, action["name"])]
     return [joint for action in actions for joint in action["joint_names"]]
 
 

@@ -16,7 +16,7 @@ TORCHSCRIPT = "policy.pt"
 
 def is_trusted(bundle: Path, trust: Sequence[str | Path]) -> bool:
     """Return whether the user trusts a bundle: ``trust`` has its folder."""
-    return any(Path(each).resolve() == bundle.resolve() for each in trust)
+    return any(Path(path).resolve() == bundle.resolve() for path in trust)
 
 
 def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
@@ -39,8 +39,8 @@ def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
     policy, golden = Policy(bundle), read_golden(bundle / GOLDEN)
     _check_complete(golden, bundle / GOLDEN)
     heads = [name for name in policy.metadata["outputs"] if name in golden and name != "actions"]
-    found = run_onnx(policy, golden, ("actions", *heads))
-    actions = {bundle / ONNX: found["actions"]}
+    outputs = run_onnx(policy, golden, ("actions", *heads))
+    actions = {bundle / ONNX: outputs["actions"]}
     for folder in sorted({path.parent for path in bundle.rglob(METADATA)} - {bundle}):
         actions[folder / ONNX] = run_onnx(Policy(folder), golden, ("actions",))["actions"]
     if is_trusted(bundle, trust):
@@ -48,12 +48,12 @@ def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
             bundle / name: run_torchscript(bundle / name, golden) for name in code_in(bundle)
         }
     differences: dict[str, float] = {}
-    for path, each in actions.items():
+    for path, values in actions.items():
         form = "onnx" if path.name == ONNX else "torchscript"
         name = form if path.parent == bundle else path.relative_to(bundle).parts[0]
-        difference = largest_difference(each, golden["actions"])
+        difference = largest_difference(values, golden["actions"])
         differences[name] = float(np.maximum(differences.get(name, 0.0), difference))  # NaN stays
-    return differences | {name: largest_difference(found[name], golden[name]) for name in heads}
+    return differences | {name: largest_difference(outputs[name], golden[name]) for name in heads}
 
 
 def code_in(bundle: Path) -> list[str]:
@@ -116,8 +116,8 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
         for step, starts in enumerate(golden["reset"]):
             if starts:
                 module.reset()
-            seen = join([values[step] for values in groups.values()])
-            actions.append(_act(module, torch.from_numpy(seen)[None])[0].numpy())
+            observed = join([values[step] for values in groups.values()])
+            actions.append(_act(module, torch.from_numpy(observed)[None])[0].numpy())
     except (RuntimeError, ValueError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [repr(error)])[-1]  # before it, a traceback
         raise ValueError(
@@ -147,6 +147,6 @@ def torchscript() -> Iterator[None]:
         yield
 
 
-def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
+def largest_difference(values: np.ndarray, expected: np.ndarray) -> float:
     """Return the largest absolute difference; NaN if there is one."""
-    return float(np.abs(found - expected).max())
+    return float(np.abs(values - expected).max())

@@ -19,7 +19,7 @@ import torch
 from scipy import stats
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.extensions.curricula import COUNTER, count_from
+from rsl_tbptt.algorithms.curricula import COUNTER, count_from
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.tools.platforms import Platform, Simulation
 from rsl_tbptt.tools.run import Run

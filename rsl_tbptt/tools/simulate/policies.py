@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.extensions.heads import PREFIX, build_head
+from rsl_tbptt.algorithms.heads import PREFIX, Head
+from rsl_tbptt.compat.checkpoints import modules_of_extension
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.tools.run import Run
 
@@ -133,19 +134,20 @@ def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
     """Build the heads of a checkpoint, to run with its model.
 
     Args:
-        saved: The result of ``AuxiliaryHeads.state_dict``, or nothing.
+        saved: The checkpoint's entry of the extension, or nothing.
 
     Returns:
         Modules by the names of their outputs. They map latents, (rows, H), to predictions,
         (rows, D); for a head with the loss "bce" these are probabilities.
     """
     heads: dict[str, nn.Module] = {}
-    for name, head in saved.get("heads", {}).items():
-        weights = [value for value in head["state_dict"].values() if value.dim() == 2]
+    for name, state_dict in modules_of_extension(saved).items():
+        meaning = state_dict["_extra_state"]
+        weights = [value for key, value in state_dict.items() if key.endswith("weight")]
         num_inputs, num_outputs = weights[0].shape[1], weights[-1].shape[0]
-        network = build_head(num_inputs, tuple(head["hidden_dims"]), num_outputs)
-        network.load_state_dict(head["state_dict"])
-        if head["loss"] == "bce":
+        network = Head(num_inputs, meaning["hidden_dims"], num_outputs, meaning)
+        network.load_state_dict(state_dict)
+        if meaning["loss"] == "bce":
             network.append(nn.Sigmoid())
         heads[PREFIX + name] = network.eval()
     return heads

@@ -1,5 +1,6 @@
-"""Held-out environments: no loss and no buffer has them, and their log is that of who acted."""
+"""Held-out environments: no loss and no buffer has them, and their log is that of the average."""
 
+import copy
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from support.cases import HEADS
 from support.helpers import make_distillation, make_obs, parameters_of, roll_out, train
 from support.inside import everything
 from support.rank_processes import group, run_ranks
-from support.tolerances import SAME_FLOAT32
+from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.options import DistillationOptions
@@ -124,16 +125,24 @@ def test_nan_in_a_held_out_environment_is_named_and_leaves_its_memory():
 
 
 @pytest.mark.parametrize("options", [{}, {"tail": "drop", "gradient_length": 4}], ids=names)
-def test_held_out_states_continue_as_they_acted(options):
-    algorithm = make(learning_rate=0.1, **options)
-    for seed in range(2):
-        roll_out(algorithm, seed)
-        acted = hidden_state.clone(algorithm.student.get_hidden_state())
-        algorithm.update()
-        found = algorithm.student.get_hidden_state()
-        for want, have in zip(as_tensors(acted), as_tensors(found), strict=True):
-            torch.testing.assert_close(have[:, HELD_OUT], want[:, HELD_OUT], **SAME_FLOAT32)
-            assert not torch.allclose(have[:, TRAINED], want[:, TRAINED], atol=1e-3)
+def test_the_average_acts_there_without_noise_and_its_state_continues(options):
+    algorithm = make(learning_rate=0.1, weight_average=True, **options)
+    train(algorithm, 0, 1)
+    average, played = algorithm.get_policy(), copy.deepcopy(algorithm.get_policy())
+    weights = [parameters_to_vector(each.parameters()) for each in (average, algorithm.student)]
+    assert not torch.equal(*weights)
+
+    def watch(step, obs):
+        if step:  # the actions of the step before, for observations that were there
+            assert torch.equal(algorithm.storage.actions[step - 1, HELD_OUT], played(before[0]))
+            played.reset(algorithm.storage.dones[step - 1, HELD_OUT, 0])
+        before[0] = obs[torch.tensor(HELD_OUT)].clone()
+
+    before = [None]
+    roll_out(algorithm, 2, on_step=watch)
+    acted = as_tensors(hidden_state.clone(average.get_hidden_state()))
+    algorithm.update()
+    assert all(map(torch.equal, as_tensors(average.get_hidden_state()), acted))
 
 
 def test_the_teacher_acts_in_no_held_out_environment():
@@ -157,21 +166,17 @@ def test_the_teacher_acts_in_no_held_out_environment():
     ],
     ids=names,
 )
-def test_loss_and_explained_variance_are_those_of_the_policy_that_acted(options):
-    algorithm, means = make(learning_rate=0.1, num_learning_epochs=2, **options), []
+def test_loss_and_explained_variance_are_those_of_the_average(options):
+    algorithm = make(learning_rate=0.1, num_learning_epochs=2, **options)
     for parameter in algorithm.teacher.parameters():
         parameter.data *= 3.0  # labels that vary by more than the student is wrong
     train(algorithm, 0)
 
-    def watch(step, obs):
-        if step:
-            means.append(algorithm.student.output_mean[HELD_OUT].clone())
-
-    roll_out(algorithm, 1, on_step=watch)
-    means.append(algorithm.student.output_mean[HELD_OUT])
+    roll_out(algorithm, 1)
+    stored = algorithm.storage
+    labels, means = stored.privileged_actions[:, HELD_OUT], stored.actions[:, HELD_OUT].clone()
     algorithm.update()
-    labels, metrics = algorithm.storage.privileged_actions[:, HELD_OUT], algorithm.metrics
-    errors = (torch.stack(means) - labels).square()
+    errors, metrics = (means - labels).square(), algorithm.metrics
     share = 1 - errors.mean((0, 1)).sum() / labels.var((0, 1), correction=0).sum()
     assert metrics["held_out/explained_variance"] == pytest.approx(float(share), abs=1e-4)
     assert -0.9 < share < 0.9
@@ -207,8 +212,8 @@ def test_returns_by_hand_continue_after_a_resume():
     """Of the first one 2 + 3 + 4, then 5, then 6 + 7 + 8 + 9; of the second one 40 + ... + 70."""
     first, resumed, anew = (make(4, 2, gradient_length=2) for _ in range(3))
     assert live(first, REWARDS[:4], ENDS[:4]) == [None, None]
-    resumed.held_out.resume(first.held_out.running_state())
-    anew.held_out.resume({})
+    resumed.resume(first.running_state())
+    anew.resume({})
     for algorithm in (first, resumed):
         assert live(algorithm, REWARDS[4:], ENDS[4:]) == [None, (5 + 220) / 2, (30 + 220) / 2]
     assert first.held_out.mean_return == (30 + 220) / 2

@@ -85,4 +85,4 @@ def test_only_what_is_asked_for_is_loaded(load_cfg):
     of_student = "student" in load_cfg
     assert torch.equal(parameters(target), parameters(source)) == of_student
     assert target.num_updates == int(of_student)
-    assert target.lazy_teacher.is_loaded == ("teacher" in load_cfg)
+    assert target.teacher_file.is_loaded == ("teacher" in load_cfg)

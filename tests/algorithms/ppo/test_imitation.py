@@ -185,7 +185,7 @@ def test_nan_in_the_teachers_answers_is_named_and_skipped(tmp_path):
 
     teacher.mlp.register_forward_hook(spoil)
     roll_out(algorithm, 0, 0.0)
-    message = r"in the teacher's distribution, parameter 0 of environments \[1\], first at step 3"
+    message = r"in the label 'teacher', part 0 of environments \[1\], first at step 3"
     with pytest.warns(UserWarning, match=message):
         algorithm.update()
     assert torch.equal(parameters_of(algorithm), before)

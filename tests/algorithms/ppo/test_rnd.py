@@ -13,7 +13,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.extensions.rnd import restore_rnd
+from rsl_tbptt.algorithms.rnd import restore_rnd
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -63,8 +63,7 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
     algorithm = make(TbpttPPO, models, **options, num_micro_batches=chunks)
     rnd = copy.deepcopy(algorithm.rnd)
     sgd = torch.optim.SGD(algorithm.rnd.predictor.parameters(), lr=0.1)  # feels the scale
-    (training,) = (each for each in algorithm.extensions if each.name == "rnd")
-    training.optimizers = [sgd]
+    algorithm.other_optimizers[:] = [sgd]
     optimizer = torch.optim.SGD(rnd.predictor.parameters(), lr=0.1)
     roll_out(algorithm, 0, done_rate=0.4)
     states, seen = algorithm.storage.observations["state"], []

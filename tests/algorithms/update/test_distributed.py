@@ -43,7 +43,6 @@ DIVIDED: dict[str, dict[str, Any]] = {
     "ppo-models-lstm": {},
     "ppo-models-shared": {},
     "ppo-window-gru-episodes": {},
-    "ppo-episodes-mlp": {},
     "ppo-per-mini-batch": {},
     "ppo-kl-penalty": {},
     "ppo-rnd-heads-window": {},
@@ -152,7 +151,7 @@ def out_of_memory(cfg, fails):
     algorithm = make_distillation(
         TbpttDistillation, 6, 6, gradient_length=2, num_mini_batches=1, multi_gpu_cfg=cfg
     )
-    loss, calls = algorithm._student.loss, []
+    loss, calls = algorithm.objective.loss, []
 
     def breaking(*args):
         calls.append(args)
@@ -160,13 +159,13 @@ def out_of_memory(cfg, fails):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss(*args)
 
-    algorithm._student.loss = breaking
+    algorithm.objective.loss = breaking
     roll_out(algorithm, cfg["global_rank"])
     return algorithm
 
 
 FAILS = {
-    "gradient": lambda *each: reinforced(exploding_ratio, *each, loss_reduction="episode_mean"),
+    "gradient": lambda *each: reinforced(exploding_ratio, *each),
     "raised": lambda *each: reinforced(nan_reward, *each, non_finite="raise"),
     "too few": too_few_environments,
     "memory": out_of_memory,  # last, since it ends the exchanges

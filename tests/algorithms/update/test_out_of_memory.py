@@ -12,7 +12,7 @@ from support.inside import assert_same, everything, saved
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.replay import Replay
-from rsl_tbptt.algorithms.transaction import is_out_of_memory
+from rsl_tbptt.algorithms.undo import is_out_of_memory
 
 pytestmark = EXPECTED_WARNINGS
 

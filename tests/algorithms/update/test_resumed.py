@@ -26,15 +26,14 @@ def running(algorithm):
     """Return what only the continuation of running episodes needs."""
     models = algorithm.stateful_models().items()
     states = {role: model.get_hidden_state() for role, model in models}
-    return states, [extension.running_state() for extension in algorithm.extensions]
+    return states, algorithm.running_state()
 
 
 def go_on(algorithm, running):
-    states, own = running
+    states, others = running
     for role, model in algorithm.stateful_models().items():
         model.reset(hidden_state=states[role])
-    for extension, state in zip(algorithm.extensions, own, strict=True):
-        extension.resume(state)
+    algorithm.resume(others)
 
 
 @pytest.mark.parametrize("name", OURS)

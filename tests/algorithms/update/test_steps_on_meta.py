@@ -11,8 +11,7 @@ from support.helpers import obs_like
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rsl_tbptt.algorithms import TbpttDistillation, distillation, ppo
-from rsl_tbptt.algorithms.extensions import heads, rnd
+from rsl_tbptt.algorithms import TbpttDistillation, base
 from rsl_tbptt.core import scan
 
 pytestmark = EXPECTED_WARNINGS
@@ -40,8 +39,7 @@ class Transfers(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def meta(monkeypatch):
     """Stand in for what torch lacks on the meta device: fused optimisers, Triton and autocast."""
-    for module in (distillation, ppo, heads, rnd):
-        monkeypatch.setattr(module, "step_at", lambda optimizer, rate: None)
+    monkeypatch.setattr(base, "step_at", lambda optimizer, rate: None)
     monkeypatch.setattr(scan.triton, "_kernel", lambda *_: lambda *_: None)
     monkeypatch.setitem(scan.ENGINES, "triton", scan.ENGINES["triton"]._replace(device=None))
 
@@ -59,42 +57,44 @@ def begun(name):
     algorithm = CASES[name].build(device="meta", scan_engine="triton")
     algorithm.step_checks.observations = lambda obs: obs
     algorithm.step_checks.step = lambda obs, rewards, dones: (rewards, dones)
-    algorithm._begin_steps = lambda *_: None
+    algorithm.begin_steps = lambda *_: None
     if hasattr(algorithm, "held_out"):
-        algorithm.held_out.measure = lambda *_: None
+        algorithm.held_out.measure = lambda *_, **__: {}
     zeros = torch.zeros(NUM_ENVS, device="meta")
     for _ in range(NUM_STEPS):
         obs = obs_like(algorithm.storage, torch.Generator()).to("meta")
         algorithm.act(obs)
-        algorithm.process_env_step(obs, zeros, zeros.long(), {})
+        algorithm.process_env_step(obs, zeros, zeros.bool(), {})
     algorithm.compute_returns(obs)
-    algorithm._begin_update()
+    algorithm.begin_update()
     return algorithm
 
 
-def step(algorithm, **fixed):
+def step(algorithm, first):
     """Draw a mini-batch; return a function that makes its optimiser step."""
     if isinstance(algorithm, TbpttDistillation):
         drawn = next(algorithm.experience.draw(1))
-        arguments = drawn.columns, None, algorithm._student.divisor(drawn)
-        return lambda: algorithm.step(*arguments, group=0, num_parts=1, **fixed)
-    segments, number = next(iter(algorithm.batches.draw()))
-    scaled = algorithm._rollouts[2], segments, number, algorithm._ranks
-    arguments = segments, algorithm.gradient.scales(*scaled)
-    return lambda: algorithm.step(*arguments, num_samples=number, num_parts=1, **fixed)
+        return lambda: algorithm.step(drawn, None, 0, first=first)
+    batch = next(iter(algorithm.batches.draw()))
+    return lambda: algorithm.step(batch, first=first)
 
 
-WARM_UPS = {"ppo-whole": {"holds_actor": True}, "ppo-heads-mlp": {"holds_actor": True}}
-"""Steps while the critic warms up."""
+WARM_UPS = ["ppo-whole", "ppo-heads-mlp"]
+"""Cases that also make steps while the critic warms up."""
 
 
 @pytest.mark.filterwarnings("ignore:scan_engine is 'triton', which has no effect")
-@pytest.mark.parametrize(("name", "fixed"), [*((name, {}) for name in NAMES), *WARM_UPS.items()])
-def test_no_step_copies_between_host_and_device(monkeypatch, name, fixed):
+@pytest.mark.parametrize(
+    ("name", "warms_up"), [*((name, False) for name in NAMES), *((name, True) for name in WARM_UPS)]
+)
+def test_no_step_copies_between_host_and_device(monkeypatch, name, warms_up):
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: self.is_meta or READ(self))
     algorithm = begun(name)
+    if warms_up:
+        algorithm.actor.requires_grad_(False)
+        monkeypatch.setattr(type(algorithm), "holds_actor", True)
     for first in (True, False):
-        make = step(algorithm, first=first, **fixed)
+        make = step(algorithm, first)
         monkeypatch.setattr(torch.Tensor, "__bool__", READ)
         with Transfers() as transfers:
             make()

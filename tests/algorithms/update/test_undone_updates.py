@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.find_nan import Inputs, find_source
-from rsl_tbptt.algorithms.transaction import Rollback
+from rsl_tbptt.algorithms.undo import Rollback
 from rsl_tbptt.core.distributed import Ranks
 
 pytestmark = EXPECTED_WARNINGS
@@ -134,7 +134,7 @@ def test_training_modes_in_the_midst_of_a_rollout_change_nothing(trained):
     assert_same(everything(looked_at), everything(plain))
 
 
-MOMENTS = ["_begin_update", "conclude", "transaction._watch", "extensions[-1].advance"]
+MOMENTS = ["begin_update", "conclude", "transaction._watch", "extensions[-1].advance"]
 """From the first to the last change of an update."""
 
 
@@ -296,16 +296,16 @@ def test_a_constant_that_is_not_finite_skips_nothing_and_is_restored(trained, mo
 def test_the_search_takes_no_more_memory_than_an_update(name, monkeypatch):
     algorithm = CASES[name].build(num_envs=16)
     if "ppo" in name:
-        model, replay = algorithm.actor, algorithm.gradient.actor
+        model, objective = algorithm.actor, algorithm.actor_objective
     else:
-        model, replay = algorithm.student, algorithm._student.replay
-    sizes, accumulate = [], replay.accumulate
+        model, objective = algorithm.student, algorithm.objective
+    sizes, accumulate = [], objective.accumulate
 
-    def watched(group, batch, *args, num_micro_batches, **fixed):
-        sizes.append(batch.num_envs / num_micro_batches)
-        return accumulate(group, batch, *args, num_micro_batches=num_micro_batches, **fixed)
+    def watched(group, rows, *args):
+        sizes.append(len(rows) / args[-1])
+        return accumulate(group, rows, *args)
 
-    monkeypatch.setattr(replay, "accumulate", watched)
+    monkeypatch.setattr(objective, "accumulate", watched)
     train(algorithm, 0, 1)
     largest = max(sizes)
     model.mlp[0].weight.register_hook(lambda gradient: gradient * NAN)

@@ -8,7 +8,7 @@ from support.scan_cases import make_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.core.scan import recurrent_scan
-from rsl_tbptt.core.scan.layers import products_as_in_layers, tf32_in_layers
+from rsl_tbptt.core.scan.products import products_as_in_layers, tf32_in_layers
 
 backends = torch.backends
 

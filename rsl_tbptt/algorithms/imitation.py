@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import torch
 from rsl_rl.env import VecEnv
-from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.option_checks import OptionGroup, count, positive
-from rsl_tbptt.algorithms.replay import observed_groups
+from rsl_tbptt.algorithms.replay import Policy, observed_groups
+from rsl_tbptt.algorithms.teachers import TeacherFile
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.rollout import labels_of
+from rsl_tbptt.core import losses
+from rsl_tbptt.core.rollout import Samples
+from rsl_tbptt.extensions import Extension, OptionGroup, Term, count, positive
 from rsl_tbptt.models.controller import as_teacher, has_parameters, is_model, with_controllers
-from rsl_tbptt.models.teacher_group import (
-    SelectedTeachers,
-    check_teacher,
-    check_teacher_file,
-    load_teacher,
-    models_by_role,
-)
+from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 
 @dataclass(kw_only=True)
@@ -94,31 +87,17 @@ class Imitation(Extension):
 
     name = "imitation"
 
-    def __init__(
-        self,
-        actor: MLPModel,
-        options: ImitationOptions,
-        storage: RolloutStorage,
-        ranks: Ranks,
-        waits: Callable[[], bool],
-    ) -> None:
-        """Set up the schedule; the teacher's model is set later.
+    teacher_file: TeacherFile | None = None
+    """The teacher and its file; None before a model is set."""
 
-        Args:
-            actor: The imitating actor.
-            options: Loss, weight and schedule.
-            storage: The storage of rollouts.
-            ranks: The ranks that train together.
-            waits: Returns whether the schedule waits in this update.
-        """
-        self._actor, self._options, self._storage = actor, options, storage
-        self._ranks, self._waits = ranks, waits
-        self.model: MLPModel | None = None
-        """The teacher, whatever its weight; None before it is set."""
-        self.is_loaded = False
-        """Whether the teacher has its parameters."""
+    def __init__(self, options: ImitationOptions, algorithm: Any) -> None:
+        """Set up the schedule; the teacher's model is set later."""
         self._num_updates = 0
+        super().__init__(options, algorithm)
         self._recorded: list[tuple[torch.Tensor, ...]] = []
+        device = algorithm.storage.dones.device
+        # On the device: a recorded step reads it, and not the number of its recording.
+        self._coef = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
         """Set the teacher's model, whose parameters come from a checkpoint, or a controller.
@@ -128,17 +107,24 @@ class Imitation(Extension):
             NotImplementedError: If its distribution is of another kind than the actor's and the
                 loss compares them.
         """
-        teacher = as_teacher(teacher, self._storage.actions.shape[-1])
-        ours, theirs = type(self._actor.distribution), type(teacher.distribution)
-        if self._options.teacher_loss == "kl" and theirs is not ours:
+        storage, actor = self.algorithm.storage, self.algorithm.actor
+        teacher = as_teacher(teacher, storage.actions.shape[-1])
+        ours, theirs = type(actor.distribution), type(teacher.distribution)
+        if self.options.teacher_loss == "kl" and theirs is not ours:
             raise NotImplementedError(
                 f"The teacher's distribution is a {theirs.__name__}, expected a {ours.__name__}"
                 " like the actor's: teacher_loss 'kl' compares them. Set"
                 " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means,"
                 " or 'nll', -log p of the teacher's action."
             )
-        check_teacher_file(teacher, self._options.teacher_checkpoint)
-        self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
+        path, ranks = self.options.teacher_checkpoint, self.algorithm.ranks
+        self.teacher_file = TeacherFile(teacher, path, storage.observations, ranks)
+        teacher.eval()
+
+    @property
+    def model(self) -> MLPModel | None:
+        """The teacher, whatever its weight; None before it is set."""
+        return self.teacher_file and self.teacher_file.model
 
     @property
     def teacher(self) -> MLPModel | None:
@@ -148,60 +134,81 @@ class Imitation(Extension):
     @property
     def coef(self) -> float:
         """Weight of the imitation loss in this update."""
-        options = self._options
-        first, last = options.teacher_coef, options.teacher_coef_end
-        if first == 0 or not self.is_loaded:
+        first, last = self.options.teacher_coef, self.options.teacher_coef_end
+        if first == 0 or self.teacher_file is None or not self.teacher_file.is_loaded:
             return 0.0
-        progress = min(1.0, self._num_updates / (options.teacher_updates or math.inf))
+        progress = min(1.0, self._num_updates / (self.options.teacher_updates or math.inf))
         return last + (first - last) * (1.0 - progress)
 
     def begin_rollout(self) -> None:
-        """Drop what an interrupted rollout has left."""
+        """Drop what the last rollout has left; load a teacher with a weight that is not loaded.
+
+        Raises:
+            ValueError: If no file is named, or it is missing, damaged or does not fit.
+        """
         self._recorded = []
+        coef, file = self.options.teacher_coef, self.teacher_file
+        if coef == 0 or (file is not None and file.is_loaded):
+            return
+        if file is None:
+            raise ValueError(
+                f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
+                " construct_algorithm calls, before training starts."
+            )
+        if not file.is_named:
+            raise ValueError(
+                f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
+                " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
+                " --checkpoint FILE. Without a teacher set teacher_coef to 0."
+            )
+        file.load()
 
     @torch.no_grad()
     def act(self, obs: TensorDict, step: int) -> None:
         """Record the teacher's action at a step, while its weight is not 0.
 
         The teacher runs during the rollout, so a recurrent one keeps its state.
-
-        Args:
-            obs: Observations of all environments, batch size (N,).
-            step: Step of the rollout.
         """
-        if self.model is None or self.coef == 0:
+        model = self.teacher
+        if model is None:
             return
-        if self._options.teacher_loss != "kl":
-            self._recorded.append((self.model(obs).clone(),))  # a controller may reuse its output
+        if self.options.teacher_loss != "kl":
+            self._recorded.append((model(obs).clone(),))  # a controller may reuse its output
         else:
-            self.model(obs, stochastic_output=True)
-            params = self.model.output_distribution_params
+            model(obs, stochastic_output=True)
+            params = model.output_distribution_params
             self._recorded.append(tuple(param.clone() for param in params))
 
-    def params(self) -> tuple[torch.Tensor, ...]:
-        """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.
-
-        They are the parameters of the teacher's distribution with ``"kl"``, otherwise its actions.
-        """
-        return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
-
-    def labels(self) -> dict[str, torch.Tensor]:
-        """Return the recorded values as labels."""
-        return labels_of("teacher", self.params())
-
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the recorded values by their names for a user."""
-        name = "the teacher's distribution, parameter"
-        return {f"{name} {index}": params for index, params in enumerate(self.params())}
-
-    def process_env_step(self, step: int, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Clear the state of ended episodes."""
+    def process_env_step(
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor
+    ) -> torch.Tensor:
+        """Clear the teacher's state in ended episodes."""
         for model in self.stateful_models().values():
-            model.reset(dones)
+            model.reset(dones.long())
+        return rewards
+
+    def labels(self) -> dict[str, Any]:
+        """Return the parameters of the teacher's distribution with "kl", otherwise its actions."""
+        self._coef.fill_(self.coef)
+        recorded = tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
+        return {"teacher": recorded} if recorded else {}
+
+    def losses(self, policy: Policy, samples: Samples) -> Iterator[Term]:
+        """Yield the distance from the teacher."""
+        if "teacher" not in samples:
+            return
+        params = samples["teacher"]
+        if self.options.teacher_loss == "mse":
+            distance = losses.mse(policy.mean, *params)
+        elif self.options.teacher_loss == "nll":
+            distance = losses.nll(policy.log_prob_of, *params)
+        else:
+            distance = policy.kl_from(params)
+        yield "teacher", self._coef, distance
 
     def observed_groups(self) -> set[str]:
         """Return the groups that the teacher reads."""
-        stored = self._storage.observations
+        stored = self.algorithm.storage.observations
         return set() if self.model is None else {*observed_groups(self.model, stored)}
 
     def stateful_models(self) -> dict[str, Any]:
@@ -209,73 +216,47 @@ class Imitation(Extension):
         return {} if self.model is None else models_by_role(self.model)
 
     def advance(self, metrics: dict[str, float]) -> None:
-        """Advance the schedule unless it waits; turn the update's metrics into those to log."""
-        if self.teacher is None:
-            del metrics["teacher"]
-        if self._options.teacher_coef > 0:
+        """Advance the schedule, which waits while the critic alone is trained."""
+        if self.options.teacher_coef > 0:
             metrics["teacher_coef"] = self.coef
-        self._recorded = []
-        if not self._waits():
+        if not self.algorithm.holds_actor:
             self._num_updates += 1
 
-    def start_training(self) -> None:
-        """Load a teacher with a weight from its file, unless a checkpoint has brought it.
+    @property
+    def state(self) -> dict[str, Any]:
+        """The number of updates, and the teacher's parameters if it has any; empty without it.
 
         Raises:
-            ValueError: If no file is named, or it is missing, damaged or does not fit.
+            ValueError: When it is set, if the teacher does not fit.
         """
-        path, coef = self._options.teacher_checkpoint, self._options.teacher_coef
-        if coef == 0 or self.is_loaded:
-            return
-        if self.model is None:
-            raise ValueError(
-                f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
-                " construct_algorithm calls, before training starts."
-            )
-        if path is None and not isinstance(self.model, SelectedTeachers):
-            raise ValueError(
-                f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
-                " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
-                " --checkpoint FILE. Without a teacher set teacher_coef to 0."
-            )
-        load_teacher(self.model, path, self._storage.observations, self._ranks)
-        self.is_loaded = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the values that the schedule needs to continue; empty without a teacher."""
-        if self.model is None or (has_parameters(self.model) and not self.is_loaded):
+        if self.teacher_file is None or not self.teacher_file.is_loaded:
             return {}
-        return {"num_updates": self._num_updates, "teacher_state_dict": self.model.state_dict()}
+        parameters = self.teacher_file.model.state_dict()
+        return {"num_updates": self._num_updates, "teacher_state_dict": parameters}
 
-    def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
-        """Restore the schedule, and the teacher if the checkpoint has one.
-
-        Raises:
-            ValueError: If the teacher does not fit. Nothing is changed then.
-        """
-        self.load_teacher(saved)
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._num_updates = state.get("num_updates", 0)
+        self.load_teacher(state.get("teacher_state_dict"))
 
     def load_teacher(
-        self, saved: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None
+        self, parameters: Mapping[str, Any] | None, checkpoint: Mapping[str, Any] | None = None
     ) -> None:
-        """Restore the schedule and the teacher.
+        """Load the teacher's parameters, if there are any; else its file provides them.
 
         Args:
-            saved: The result of ``state_dict``; or a distillation's teacher alone, with which the
-                schedule starts. If it has no teacher, ``teacher_checkpoint`` provides the
-                parameters.
+            parameters: A state dict.
             checkpoint: The checkpoint, if the teacher's config must be the same as there.
 
         Raises:
-            ValueError: If the teacher does not fit. Nothing is changed then.
+            ValueError: If they do not fit. Nothing is changed then.
         """
-        teacher, state_dict = self.model, saved.get("teacher_state_dict")
-        if teacher is not None and has_parameters(teacher) and state_dict:
-            obs = self._storage.observations
-            check_teacher(teacher, state_dict, obs, checkpoint or {})
-            teacher.load_state_dict(state_dict)
-            self.is_loaded = True
-        self._num_updates = saved.get("num_updates", 0)
+        file = self.teacher_file
+        if file is not None and has_parameters(file.model) and parameters:
+            stored = self.algorithm.storage.observations
+            check_teacher(file.model, parameters, stored, checkpoint or {})
+            file.model.load_state_dict(parameters)
+            file.is_loaded = True
 
 
 def build_teacher(

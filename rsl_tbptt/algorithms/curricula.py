@@ -1,4 +1,4 @@
-"""Curricula that count steps go on where a checkpoint's training was.
+"""Step-counting curricula continue at the checkpoint's step.
 
 Environments of Isaac Lab and mjlab count their steps in ``common_step_counter``, which curricula
 read. A checkpoint keeps the counter; the next training takes it over at its first step.
@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 
 COUNTER = "common_step_counter"
@@ -18,7 +17,7 @@ STATE = "env_state"
 """Key of the counter's entry; mjlab's runner has the same among ``infos``."""
 
 
-class Curricula(Extension):
+class Curricula:
     """The environment's step counter in checkpoints. Without a counter it has no effect.
 
     ::
@@ -28,12 +27,9 @@ class Curricula(Extension):
         a teacher, or the student that PPO trains     the checkpoint's; 0 with restart_curriculum
     """
 
-    name = STATE
-    loaded_with = ()  # the algorithm calls go_on_from, which needs the whole checkpoint
-
     def __init__(self, *, restarts: bool) -> None:
         """Take ``restart_curriculum``."""
-        self._restarts = restarts
+        self._restarts, self._warned = restarts, False
         self._env: Any = None
         self._begins_at: int | None = None
 
@@ -60,26 +56,24 @@ class Curricula(Extension):
         counted = [counted_steps(read_checkpoint(file, "cpu")) for file in files]
         self._begins_at = min((steps for steps in counted if steps is not None), default=None)
 
-    def start_training(self) -> None:
-        """Warn if there is nothing to restart."""
-        if self._restarts and self._env is None:
+    def begin_rollout(self) -> None:
+        """Set the counter; not before, since a policy that only plays keeps its own."""
+        if self._restarts and self._env is None and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"restart_curriculum is True, which has no effect without a {COUNTER} of the"
                 " environment. Leave it at its default.",
-                stacklevel=3,
+                stacklevel=4,
             )
-
-    def begin_rollout(self) -> None:
-        """Set the counter; not before, since a policy that only plays keeps its own."""
         count_from(self._env, self._begins_at)
         self._begins_at = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counter; empty without one."""
+    def saved(self) -> dict[str, Any]:
+        """Return the counter's entry of a checkpoint; empty without a counter."""
         if self._env is None:
             return {}
         counted = int(getattr(self._env, COUNTER))
-        return {COUNTER: counted if self._begins_at is None else self._begins_at}
+        return {STATE: {COUNTER: counted if self._begins_at is None else self._begins_at}}
 
 
 def count_from(env: Any, steps: int | None) -> None:

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.extensions.imitation import Imitation, ImitationOptions
-from rsl_tbptt.algorithms.option_checks import count, positive, warn_all
-from rsl_tbptt.checkpoints.describing import check_fits
+from rsl_tbptt.algorithms.imitation import ImitationOptions
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.extensions import Extension, count, positive, warn_all
 
 
 @dataclass(kw_only=True)
@@ -39,67 +36,58 @@ class FineTuning(Extension):
 
     name = "fine_tuning"
 
-    def __init__(
-        self,
-        actor: MLPModel,
-        options: FineTuningOptions,
-        imitation: Imitation,
-        *,
-        is_first_rank: bool,
-    ) -> None:
-        """Take the actor that a student may become.
-
-        Args:
-            actor: The actor.
-            options: Options of the algorithm.
-            imitation: Takes the teacher of a student and starts its schedule.
-            is_first_rank: Whether this process prints for all.
+    def __init__(self, options: FineTuningOptions, algorithm: Any) -> None:
+        """Take the options.
 
         Raises:
             ValueError: If the actor would act with another noise than ``student_action_std``.
             NotImplementedError: If ``student_action_std`` finds no parameter to set.
         """
+        super().__init__(options, algorithm)
         if options.student_action_std is not None:
-            _check_std(actor, options.student_action_std)
-        self._actor, self._options, self._is_first_rank = actor, options, is_first_rank
-        self._imitation = imitation
-        self._num_updates: int | None = None
+            _check_std(algorithm.actor, options.student_action_std)
+        self.state = {"num_updates": None}
+        self._trained = [p for p in algorithm.actor.parameters() if p.requires_grad]
+        self._holds = self._warned = False
 
     @property
     def holds_actor(self) -> bool:
-        """Whether this update trains only the critic."""
-        warmup = self._options.critic_warmup_iterations
-        return self._num_updates is not None and self._num_updates < warmup
+        """Whether this update trains the critic and auxiliary heads, but not the actor."""
+        num_updates = self.state["num_updates"]
+        return num_updates is not None and num_updates < self.options.critic_warmup_iterations
+
+    def begin_rollout(self) -> None:
+        """Hold or release the actor; warn of options without effect if there is no student."""
+        if self._holds != self.holds_actor:
+            self._holds = self.holds_actor
+            for parameter in self._trained:
+                parameter.requires_grad_(not self._holds).grad = None
+        if self.state["num_updates"] is None and not self._warned:
+            self._warned = True
+            names = "student_action_std critic_warmup_iterations"
+            without = "a distilled student's checkpoint (--checkpoint FILE)"
+            warn_all(self.options.without_effect(names, without))
 
     def advance(self, metrics: dict[str, float]) -> None:
         """Advance the warm-up."""
-        if self._num_updates is not None:
-            self._num_updates += 1
+        if self.state["num_updates"] is not None:
+            self.state["num_updates"] += 1
 
-    def start(self, checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool) -> None:
-        """Make the student of a distillation checkpoint the actor, and take over its teacher.
+    def start(self, student: Mapping[str, Any], strict: bool) -> None:
+        """Make a student the actor, and begin the warm-up.
 
         Args:
-            checkpoint: Checkpoint of a distillation.
-            obs: Observations of any batch size.
-            strict: Whether the student's parameters must match exactly.
-
-        Raises:
-            ValueError: If the checkpoint does not fit. Nothing is changed then.
+            student: Its state dict, which has been checked.
+            strict: Whether its parameters must match exactly.
         """
-        student = checkpoint["student_state_dict"]
-        if strict:
-            check_fits(self._actor, student, "actor", obs, checkpoint)
-        teacher = {"teacher_state_dict": checkpoint.get("teacher_state_dict")}
-        self._imitation.load_teacher(teacher, checkpoint if strict else None)  # first: may raise
-        self._actor.load_state_dict(student, strict=strict)
-        if self._options.student_action_std is not None:
-            _set_std(self._actor, self._options.student_action_std)
-        self._num_updates = 0
+        actor, options = self.algorithm.actor, self.options
+        actor.load_state_dict(student, strict=strict)
+        if options.student_action_std is not None:
+            _set_std(actor, options.student_action_std)
+        self.state = {"num_updates": 0}
         # Printed, as rsl_rl prints its models: training scripts set up no logging, so anything
         # below a warning would be lost.
-        if self._is_first_rank:
-            options = self._options
+        if self.algorithm.gpu_global_rank == 0:
             noise = options.student_action_std or "the student's own"
             print(  # noqa: T201
                 "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
@@ -107,21 +95,6 @@ class FineTuning(Extension):
                 f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
                 f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
             )
-
-    def start_training(self) -> None:
-        """Warn of options without effect if the training starts without a student."""
-        if self._num_updates is None:
-            names = "student_action_std critic_warmup_iterations"
-            without = "a distilled student's checkpoint (--checkpoint FILE)"
-            warn_all(self._options.without_effect(names, without))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the values that the warm-up needs to continue; empty without a student."""
-        return {} if self._num_updates is None else {"num_updates": self._num_updates}
-
-    def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
-        """Restore the values of ``state_dict``."""
-        self._num_updates = saved.get("num_updates")
 
 
 def _set_std(actor: MLPModel, std: float) -> None:

@@ -1,4 +1,13 @@
-"""Checks of options: rules in the types of a dataclass's fields."""
+"""What you add to an algorithm: the form of extensions, and of their options.
+
+An extension is one class in one file of yours, which the algorithm's config names::
+
+    algorithm["extensions"] = [{"class_name": "my_robot.losses:Smoothness", "coef": 0.1}]
+
+docs/howto/extensions.md builds one. The extensions of this package have the same form.
+"""
+
+from __future__ import annotations
 
 import difflib
 import math
@@ -7,7 +16,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import nn
+
+Term = tuple[str, Any, torch.Tensor]
+"""A term of a loss: its name in metrics, its coefficient, and a value per sample, (K, n)."""
 
 T = TypeVar("T")
 
@@ -73,7 +88,8 @@ GONE = {
     "delay": "let the environment make an observation group of what comes later.",
     "teacher_schedule": "leave it out. teacher_coef falls linearly over teacher_updates.",
     "teacher_return": "set teacher_updates, over which teacher_coef falls linearly.",
-    "imitation_weight": "leave it out. An extension of your own can weigh samples.",
+    "imitation_weight": "leave it out. An extension of your own can weigh samples, see"
+    " docs/howto/extensions.md.",
     "safe_checkpoint_interval": "set save_interval in the runner's config. 'rsl-tbptt latest RUN'"
     " passes over a file that was not written completely.",
 }
@@ -154,6 +170,98 @@ class OptionGroup:
                 f"{listed}, which has no effect without {without}. Set that, or leave it at its"
                 " default."
             )
+
+
+class Extension:
+    """A part of an algorithm. A method that you leave out does nothing.
+
+    ::
+
+        each rollout    begin_rollout, then in each step act, process_env_step
+        each update     labels, in each optimiser step losses, then metrics, advance
+
+    Inside :meth:`losses` only tensors at fixed addresses may be read and written: a CUDA graph
+    may repeat it. Write what changes between updates into labels, or into a tensor in place.
+    """
+
+    Options: ClassVar[type[OptionGroup]] = OptionGroup
+    """Options that the config may set: a dataclass, whose types have the checks of values."""
+
+    name: ClassVar[str] = ""
+    """Key of its entry in checkpoints; the name of the class if you set none."""
+
+    modules: dict[str, nn.Module]
+    """Its networks by name. They are trained at the algorithm's rate, saved, loaded, copied to all
+    ranks, and restored when an update is undone."""
+
+    state: dict[str, Any]
+    """Its tensors and plain values by name. Replace them, do not change them in place. They are
+    saved and loaded, and restored when an update is undone or a rollout dropped."""
+
+    def __init__(self, options: Any, algorithm: Any) -> None:
+        """Keep both; make modules and state in yours.
+
+        Args:
+            options: An ``Options``, checked.
+            algorithm: The algorithm, with its models and ``storage``.
+        """
+        self.options, self.algorithm = options, algorithm
+        self.modules, self.state = {}, {}
+
+    def __init_subclass__(cls) -> None:
+        """Name the extension."""
+        cls.name = vars(cls).get("name", cls.__name__)
+
+    def observed_groups(self) -> set[str]:
+        """Return the observation groups that it reads."""
+        return set()
+
+    def begin_rollout(self) -> None:
+        """Prepare before the first step of a rollout.
+
+        Raises:
+            ValueError: If something that training needs is missing.
+        """
+
+    def act(self, obs: Any, step: int) -> None:
+        """Look at the observations (N,) of a step of the rollout, before the policy acts."""
+
+    def process_env_step(self, obs: Any, rewards: torch.Tensor, dones: torch.Tensor) -> Any:
+        """Return the rewards (N,) to learn from, given those of a step.
+
+        Args:
+            obs: Next observations, (N,).
+            rewards: Rewards. Shape: (N,).
+            dones: Which episodes ended. Shape: (N,), bool.
+        """
+        return rewards
+
+    def labels(self) -> Mapping[str, Any]:
+        """Return its labels of the stored rollout, shape (T, N, ...) each, or tuples of such.
+
+        All terms of a sample are multiplied by the label ``"weight"``, (T, N), if there is one.
+        """
+        return {}
+
+    def losses(self, policy: Any, samples: Any) -> Iterator[Term]:
+        """Yield terms of the loss: name, coefficient and a value per sample, (K, n).
+
+        A term with coefficient 0 is only reported. The mean over samples is minimised.
+
+        Args:
+            policy: What the policy computes for K steps of n environments: ``mean`` (K, n, A),
+                ``std``, ``log_prob`` and ``entropy`` (K, n), ``latent`` (K, n, H); see ``Policy``.
+            samples: Their labels by name, such as ``samples["actions"]`` (K, n, A), their ``obs``,
+                and ``episode_starts`` (K, n), True where a step has no predecessor.
+        """
+        yield from ()
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """Return values of the update over all processes, shape () each."""
+        return {}
+
+    def advance(self, metrics: dict[str, float]) -> None:
+        """Advance after an update that is kept, and complete the metrics to log in place."""
 
 
 def warn_all(messages: Iterable[str]) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
-from rsl_tbptt.algorithms.extensions import Extension
-from rsl_tbptt.algorithms.option_checks import OptionGroup, between, count
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.core.rollout import ACTIONS, STD, Labels
+from rsl_tbptt.extensions import OptionGroup, between, count
 from rsl_tbptt.models.controller import has_parameters
 from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher_file, load_teacher
 
@@ -87,62 +85,42 @@ class TeacherLabels:
         return {self._name: self._storage.privileged_actions}
 
 
-class LazyTeacher(Extension):
-    """Takes the place of ``teacher_loaded``; the first step of a training loads the teacher.
+class TeacherFile:
+    """A teacher whose file is read at the first step of a training.
 
-    Only then is the file of ``teacher_checkpoint`` read, or the files of several teachers: a
-    checkpoint for playing or resuming has brought the teacher, so the file is not needed.
+    Not before: a checkpoint for playing or resuming has brought the teacher, so neither its file
+    nor the files of several teachers are needed.
     """
 
-    def __init__(
-        self,
-        teacher: MLPModel,
-        path: str | None,
-        obs: TensorDict,
-        ranks: Ranks,
-        loaded: Callable[[Sequence[str]], None],
-    ) -> None:
+    def __init__(self, model: MLPModel, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
         """Keep the teacher and the file named in the config.
 
         Args:
-            teacher: The teacher, or several, which know their own files.
+            model: The teacher, or several, which know their own files.
             path: ``teacher_checkpoint``: file of a single teacher, or ``FOLDER/latest``.
             obs: Observations of any batch size.
             ranks: The processes that train together.
-            loaded: Receives the files that were read.
 
         Raises:
             ValueError: If one file is named for several teachers, or for one without parameters.
         """
-        check_teacher_file(teacher, path)
-        self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
-        self._loaded = loaded
-        self.is_loaded = not has_parameters(teacher)
-        """Whether a checkpoint has brought the teacher, or none is needed."""
-
-    def start_training(self) -> None:
-        """Load the teacher from its file, if one is named and no checkpoint has brought it.
-
-        Raises:
-            ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
-        """
-        if not self.is_loaded and self._has_file:
-            load_teacher(self._teacher, self._path, self._obs, self._ranks)
-            self.is_loaded = True
-            several = self._teacher if isinstance(self._teacher, SelectedTeachers) else None
-            self._loaded(several.files if several else [str(self._path)])
+        check_teacher_file(model, path)
+        self.model, self._path, self._obs, self._ranks = model, path, obs, ranks
+        self.is_loaded = not has_parameters(model)
+        """Whether the teacher has its parameters, or needs none."""
 
     @property
-    def _has_file(self) -> bool:
-        return self._path is not None or isinstance(self._teacher, SelectedTeachers)
+    def is_named(self) -> bool:
+        """Whether there is a file to read."""
+        return self._path is not None or isinstance(self.model, SelectedTeachers)
 
-    def __bool__(self) -> bool:
-        """Return True: rsl_rl's runners ask ``if not teacher_loaded`` before training.
+    def check(self) -> bool:
+        """Return True if there is, or will be, a teacher.
 
         Raises:
-            ValueError: If there will be no teacher; rsl_rl's own error does not say how to name it.
+            ValueError: If not; rsl_rl's own error does not say how to name one.
         """
-        if not self.is_loaded and not self._has_file:
+        if not (self.is_loaded or self.is_named):
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
                 " name the teacher's file as the algorithm's option teacher_checkpoint, or call"
@@ -152,8 +130,21 @@ class LazyTeacher(Extension):
             )
         return True
 
+    def load(self) -> list[str]:
+        """Read the file unless the teacher has its parameters; return the files that were read.
 
-class Dagger(Extension):
+        Raises:
+            ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
+        """
+        if self.is_loaded or not self.is_named:
+            return []
+        load_teacher(self.model, self._path, self._obs, self._ranks)
+        self.is_loaded = True
+        model: Any = self.model
+        return model.files if isinstance(model, SelectedTeachers) else [str(self._path)]
+
+
+class Dagger:
     """Draws the environments in which the teacher acts: the mixed policy of DAgger.
 
     In Ross et al. (2011) the teacher acts with probability beta_k in iteration k, the student

@@ -1,4 +1,4 @@
-"""The door for what the environment gives: a step is checked, converted and copied here.
+"""Check, convert and copy each step of the environment; bootstrap values for truncated episodes.
 
 An environment may reuse or change its tensors as soon as a call returns. So the algorithms keep
 their own copies, made here, of all that outlives a call.
@@ -9,6 +9,7 @@ replaces the check of rsl_rl's runner. The update finds other non-finite values:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -18,7 +19,8 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.find_nan import check_nan
-from rsl_tbptt.compat.versions import OWN_MODELS
+from rsl_tbptt.algorithms.replay import observed_groups
+from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 
 _JOINING = [model.get_latent for model in OWN_MODELS]
 _FIX = "repair the environment's step() and get_observations()"
@@ -46,10 +48,10 @@ def check_types(models: Mapping[str, Any], obs: TensorDict) -> None:
         if vectors := [obs[name].dtype for name in model.obs_groups]:
             types[", ".join(model.obs_groups)] = reduce(torch.promote_types, vectors)
         expected = parameter.dtype
-        for name, found in types.items():
-            if found != expected:
+        for name, dtype in types.items():
+            if dtype != expected:
                 raise ValueError(
-                    f"obs_groups['{role}'] is of type {found} in '{name}', expected {expected},"
+                    f"obs_groups['{role}'] is of type {dtype} in '{name}', expected {expected},"
                     f" that of the {role}'s parameters: convert it in the environment, by .float()."
                 )
 
@@ -120,13 +122,13 @@ class StepChecks:
             ValueError: If a group that is read is missing, or has not its first shape, type or
                 device.
         """
-        storage, own = self._storage, {}
+        storage, copies = self._storage, {}
         stored_groups: Any = storage.observations.items()
         for group, stored in stored_groups:
             values: Any = obs.get(group, None)
             if group not in self.read_groups:
                 if _form(values) == _form(stored[0]):
-                    own[group] = values.clone()
+                    copies[group] = values.clone()
                 continue
             if values is None:
                 raise ValueError(
@@ -134,8 +136,8 @@ class StepChecks:
                     f" {_AS_FIRST}: {_FIX}."
                 )
             form = stored.shape[1:], _AS_FIRST, stored.device, stored.dtype
-            own[group] = checked(f"Observation group '{group}'", values, *form).clone()
-        return TensorDict(own, batch_size=[storage.num_envs])
+            copies[group] = checked(f"Observation group '{group}'", values, *form).clone()
+        return TensorDict(copies, batch_size=[storage.num_envs])
 
     def step(self, obs: TensorDict, rewards: Any, dones: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Convert the results of a step before they are stored.
@@ -147,7 +149,7 @@ class StepChecks:
                 (N,).
 
         Returns:
-            Rewards of the storage's type, and dones of 0 and 1, int64. Shape: (N,) each.
+            Rewards of the storage's type, and dones, bool. Shape: (N,) each.
 
         Raises:
             ValueError: If rewards or dones have another shape, or another device than the storage;
@@ -158,7 +160,7 @@ class StepChecks:
         rewards, dones = checked("rewards", rewards, *form), checked("dones", dones, *form)
         if self.nan:
             check_nan(obs.select(*self.read_groups, strict=False), rewards, dones)
-        return rewards.to(storage.rewards.dtype), (dones != 0).long()
+        return rewards.to(storage.rewards.dtype), dones != 0
 
 
 def _form(values: Any) -> tuple[Any, ...] | None:
@@ -195,9 +197,118 @@ def checked(
             raise ValueError(
                 f"{name} is a {type(values).__name__}, expected a tensor of numbers: {_FIX}."
             ) from error
-    found = tuple(values.shape), values.device, values.dtype
+    form = tuple(values.shape), values.device, values.dtype
     expected = tuple(shape), device or values.device, dtype or values.dtype
-    if found != expected:
-        of_found, of_expected = ("shape {} on {}, {}".format(*each) for each in (found, expected))
-        raise ValueError(f"{name} is of {of_found}, expected {of_expected}, {why}: {_FIX}.")
+    if form != expected:
+        described = ("shape {} on {}, {}".format(*parts) for parts in (form, expected))
+        raise ValueError("{} is of {}, expected {}, {}: {}.".format(name, *described, why, _FIX))
+    return values
+
+
+_TIME_OUTS = "extras['time_outs']"
+
+
+class TruncationBootstrap:
+    """Bootstrap values for truncated episodes; it warns once if they are approximations."""
+
+    def __init__(self, critic: MLPModel, storage: RolloutStorage) -> None:
+        """Take the critic, before it is compiled, and the storage of rollouts."""
+        self._stored = storage.observations.select(*observed_groups(critic, storage.observations))
+        self._shape, self._device = (storage.num_envs,), storage.dones.device
+        self._warned = False
+        self._without_final_obs: torch.Tensor | None = None
+        self._held: Any = None
+        self._marks: list[Any] = []
+
+    def __call__(
+        self, critic: MLPModel, values: torch.Tensor, extras: Mapping[str, Any]
+    ) -> torch.Tensor | float:
+        """Return the bootstrap value where time ran out, 0 elsewhere, shape (N,).
+
+        Args:
+            critic: The critic, in the state after this step's observation; the state is kept.
+            values: Its values before the step, shape (N, 1): rsl_rl's approximation.
+            extras: May have "time_outs", shape (N,) or (N, 1): not 0 where time ran out; without
+                them all is 0. It may have "final_obs" (or "time_out_bootstrap_obs"), the critic's
+                observation groups at the end of the step, before any reset. Those of an earlier
+                step are ignored: Isaac Lab keeps them until the next episode ends.
+
+        Raises:
+            ValueError: If time-outs have another shape, or new final observations are no mapping,
+                lack a group of the critic or have another shape.
+        """
+        time_outs = extras.get("time_outs")
+        if time_outs is None:
+            return 0.0
+        if getattr(time_outs, "shape", ()) == (*self._shape, 1):
+            time_outs = time_outs.squeeze(-1)
+        time_outs = checked(_TIME_OUTS, time_outs, self._shape, "one per environment")
+        time_outs = time_outs.to(self._device) != 0
+        final_obs = extras.get("final_obs", extras.get("time_out_bootstrap_obs"))  # in UniLab
+        if not isinstance(final_obs, Mapping | None):
+            raise ValueError(
+                f"extras['final_obs'] is a {type(final_obs).__name__}, expected observation groups"
+                " by name, of all environments."
+            )
+        if final_obs is not None and self._is_new(final_obs):
+            beyond = value_without_advancing(critic, self._observations(final_obs))
+            return torch.where(time_outs, beyond, 0.0)
+        if not self._warned:
+            # Recorded on the device, since reading it here would wait. A step without time-outs is
+            # no reason to warn: Isaac Lab gives no final observations before its first reset.
+            before, now = self._without_final_obs, time_outs.any()
+            self._without_final_obs = now if before is None else before | now
+        return torch.where(time_outs, values.squeeze(-1), 0.0)
+
+    def _observations(self, final_obs: Mapping[str, Any]) -> TensorDict:
+        """Return the critic's groups of all environments as they are stored, batch size (N,).
+
+        Raises:
+            ValueError: If a group is missing or has another shape.
+        """
+        groups = {}
+        for group, stored in self._stored.items():
+            if group not in final_obs.keys():  # noqa: SIM118, a TensorDict is no mapping
+                raise ValueError(
+                    f"extras['final_obs'] has the groups {sorted(final_obs.keys())}, expected all"
+                    f" that the critic reads, {sorted(self._stored.keys())}: add '{group}', or"
+                    " leave 'final_obs' out, which values time-outs by the step before."
+                )
+            name = f"extras['final_obs']['{group}']"
+            values = checked(name, final_obs[group], stored.shape[1:], "of all environments")
+            groups[group] = values.to(stored.device, stored.dtype)
+        return TensorDict(groups, batch_size=self._shape)
+
+    def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
+        """Return whether these may be of this step: Isaac Lab keeps those of an earlier one.
+
+        They are compared by identity, so no value is read. Tensors changed in place count as new:
+        torch counts their versions. It does not for tensors made in inference mode, and arrays have
+        none, so these may always be new.
+        """
+        groups = list(final_obs.values())
+        counted = all(isinstance(g, torch.Tensor) and not g.is_inference() for g in groups)
+        marks = [id(final_obs), *map(id, groups), *(g._version for g in groups if counted)]
+        is_new = marks != self._marks or not counted
+        self._held, self._marks = (final_obs, groups), marks  # held, or their ids might be reused
+        return is_new
+
+    def warn_once(self) -> None:
+        """Warn if a time-out had no final observation. Before it has, this reads the device."""
+        if not self._warned and self._without_final_obs is not None and self._without_final_obs:
+            self._warned = True
+            warnings.warn(
+                "Time-outs are bootstrapped with the value before the last step, because the"
+                " environment gives no new extras['final_obs']. In Isaac Lab 3.0 turn it on with"
+                " env.compute_final_obs=true. In your own environment put the observations there"
+                " from before it is reset.",
+                stacklevel=4,
+            )
+
+
+def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:
+    """Return the critic's value of ``obs`` (N,) without changing its hidden state."""
+    state = critic.get_hidden_state()
+    values = critic(obs).detach().squeeze(-1)
+    critic.reset(hidden_state=state)
     return values

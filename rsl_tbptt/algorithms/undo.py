@@ -13,6 +13,7 @@ update and the rollout is dropped. After out of memory the update is made again,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import traceback
 import warnings
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from rsl_tbptt.algorithms.find_nan import Source, find_source
 from rsl_tbptt.algorithms.health import HealthWatch
@@ -62,42 +64,50 @@ def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[s
     @functools.wraps(update)
     def whole_update(algorithm: Any) -> dict[str, float]:
         transaction: Transaction = algorithm.transaction
-        while transaction.has_rollout() and not transaction.run(
-            functools.partial(update, algorithm)
-        ):
-            algorithm.recorder.forget()  # it ran out of memory, which recordings hold, too
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        is_made = not transaction.has_rollout()
+        while not is_made:
+            transaction.keep()
+            try:
+                is_made = transaction.conclude(update(algorithm))
+            except BaseException as error:
+                transaction.restore_after(error)  # raises, unless the update is to be made again
         return algorithm._conclude()
 
     return whole_update
 
 
 class Transaction:
-    """Runs the updates of an algorithm and undoes those that fail."""
+    """Keeps what an update changes, and undoes an update that fails."""
 
-    def __init__(self, algorithm: Any, models: Sequence[Any], max_micro_batches: int) -> None:
-        """Take everything that an update changes.
+    def __init__(
+        self, algorithm: Any, modules: Sequence[nn.Module], max_micro_batches: int
+    ) -> None:
+        """Register what an update may change.
 
         Args:
-            algorithm: The algorithm, with its extensions.
-            models: The models that it trains.
+            algorithm: The algorithm, with its extensions and optimisers.
+            modules: The modules that an update may change.
             max_micro_batches: Sequences in the largest mini-batch.
         """
         self._algorithm, self._storage, options = algorithm, algorithm.storage, algorithm.options
-        self._ranks: Ranks = algorithm._ranks
-        of_extensions = chain.from_iterable(each.modules for each in algorithm.extensions)
-        self.modules, self.optimizers = [*models, *of_extensions], algorithm._optimizers()
-        self._rollback = Rollback(self.modules, self.optimizers, algorithm._kept)
+        self._ranks: Ranks = algorithm.ranks
+        self.modules: Sequence[nn.Module] = modules
+        self.optimizers: Sequence[torch.optim.Optimizer] = algorithm.optimizers
+        self._rollback = Rollback(modules, self.optimizers, algorithm.kept_objects)
         self._skips, self._max_in_a_row = options.non_finite == "skip", options.max_skipped_updates
         self._num_skipped = self._num_in_a_row = 0
         self._warned: set[str] = set()
         self._watch = HealthWatch()
         self._max_micro_batches = max_micro_batches
+        self._before_rollout: list[dict[str, Any]] = []
         self.num_micro_batches = options.num_micro_batches
         """Minimum number of micro-batches that a mini-batch is split into."""
         self.logged: dict[str, float] = {}
         """Metrics of the last update; only ``skipped_updates`` (total so far) if it was undone."""
+
+    def begin_rollout(self) -> None:
+        """Keep the states of extensions, which a dropped rollout restores."""
+        self._before_rollout = self._states_of_extensions()
 
     def has_rollout(self) -> bool:
         """Return whether a rollout is complete; drop one that is not, with a warning.
@@ -118,76 +128,101 @@ class Transaction:
         self.logged = {"skipped_updates": float(self._num_skipped)}
         return False
 
-    def run(self, update: Callable[[], Metrics]) -> bool:
-        """Make an update, or undo it; then clear the storage, unless it is to be made again.
-
-        Args:
-            update: Trains and returns its metrics.
-
-        Returns:
-            Whether the update has ended; otherwise it ran out of memory, was undone, and is to be
-            made again with the new ``num_micro_batches``.
-
-        Raises:
-            ValueError: If the update met NaN or inf and must not be skipped.
-            torch.OutOfMemoryError: If one sequence at a time takes too much memory, or if several
-                ranks train together.
-        """
-        self.keep()
-        try:
-            metrics = self._fetch(update())
-            if metrics is not None:
-                derived = {**self._watch(metrics), "skipped_updates": float(self._num_skipped)}
-                self.logged = {**self._algorithm._advance(metrics), **derived}
-        except BaseException as error:
-            out_of_memory = is_out_of_memory(error)
-            if out_of_memory:  # first, as the frames hold the activations
-                traceback.clear_frames(error.__traceback__)
-            self.restore()
-            more = min(2 * self.num_micro_batches, self._max_micro_batches)
-            can_be_smaller = more > self.num_micro_batches
-            if out_of_memory and can_be_smaller and not self._ranks.together:
-                self.num_micro_batches = more
-                warnings.warn(
-                    f"The update ran out of memory and is made again with {more} micro-batches:"
-                    " set num_micro_batches to that.",
-                    stacklevel=3,
-                )
-                return False
-            self.drop_rollout()
-            if out_of_memory:
-                advice = (
-                    ", and only a single process makes it again with more: set num_micro_batches"
-                    f" to {more}."
-                    if can_be_smaller
-                    else ", one sequence at a time: lower gradient_length, num_steps_per_env or"
-                    " num_envs, or buffer_gb in distillation."
-                )
-                failed = f"The update ran out of memory with {self.num_micro_batches} micro-batches"
-                raise torch.OutOfMemoryError(failed + advice) from error
-            raise
-        if metrics is not None:
-            self._num_in_a_row = 0
-            self._storage.clear()
-            return True
-        self.restore()
-        try:
-            self._skip(self._source())
-        finally:
-            self.drop_rollout()
-        return True
-
     def keep(self) -> None:
         """Copy everything that an update may change."""
         models = self._algorithm.stateful_models().values()
         self._states = [(model, model.get_hidden_state()) for model in models]
+        self._before_update = self._states_of_extensions()
         self._rollback.keep()
 
     def restore(self) -> None:
         """Restore everything from the copy."""
         self._rollback.restore()
+        self._restore_extensions(self._before_update)
         for model, state in self._states:
             model.reset(hidden_state=state)
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Restore everything if the work inside, such as loading a checkpoint, fails."""
+        self.keep()
+        try:
+            yield
+        except BaseException:
+            self.restore()
+            raise
+
+    def conclude(self, metrics: Metrics) -> bool:
+        """Fetch the metrics and advance, or undo an update with NaN or inf; clear the storage.
+
+        Returns:
+            True: the update has ended.
+
+        Raises:
+            ValueError: If the update met NaN or inf and must not be skipped.
+        """
+        fetched = self._fetch(metrics)
+        if fetched is not None:
+            derived = {**self._watch(fetched), "skipped_updates": float(self._num_skipped)}
+            self.logged = {**self._algorithm._advance(fetched), **derived}
+            self._num_in_a_row = 0
+            self._storage.clear()
+            return True
+        self.restore()
+        self._skip(self._source())
+        self.drop_rollout()
+        return True
+
+    def restore_after(self, error: BaseException) -> None:
+        """Undo an update that has failed; return if it is to be made again, in smaller pieces.
+
+        Raises:
+            torch.OutOfMemoryError: If one sequence at a time takes too much memory, or if several
+                ranks train together.
+            BaseException: Any other error.
+        """
+        out_of_memory = is_out_of_memory(error)
+        if out_of_memory:  # first, as the frames hold the activations
+            traceback.clear_frames(error.__traceback__)
+        self.restore()
+        more = min(2 * self.num_micro_batches, self._max_micro_batches)
+        can_be_smaller = more > self.num_micro_batches
+        if out_of_memory and can_be_smaller and not self._ranks.together:
+            self.num_micro_batches = more
+            warnings.warn(
+                f"The update ran out of memory and is made again with {more} micro-batches:"
+                " set num_micro_batches to that.",
+                stacklevel=3,
+            )
+            self._algorithm.recorder.forget()  # recordings hold memory, too
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return
+        self.drop_rollout()
+        if not out_of_memory:
+            raise error
+        advice = (
+            ", and only a single process makes it again with more: set num_micro_batches"
+            f" to {more}."
+            if can_be_smaller
+            else ", one sequence at a time: lower gradient_length, num_steps_per_env or"
+            " num_envs, or buffer_gb in distillation."
+        )
+        failed = f"The update ran out of memory with {self.num_micro_batches} micro-batches"
+        raise torch.OutOfMemoryError(failed + advice) from error
+
+    def _states_of_extensions(self) -> list[dict[str, Any]]:
+        own = self._algorithm.own_extensions  # whose tensors an update may place elsewhere
+        return [
+            tree_map_only(torch.Tensor, torch.clone, extension.state)
+            if extension in own
+            else dict(extension.state)
+            for extension in self._algorithm.extensions
+        ]
+
+    def _restore_extensions(self, states: Sequence[Mapping[str, Any]]) -> None:
+        for extension, state in zip(self._algorithm.extensions, states, strict=False):
+            extension.state = dict(state)
 
     def _fetch(self, metrics: Metrics) -> dict[str, float] | None:
         """Fetch metrics from the device, in the update's only transfer.
@@ -248,8 +283,7 @@ class Transaction:
         """
         if self._storage.step == 0:
             return
-        for extension in self._algorithm.extensions:
-            extension.drop_rollout(self._storage.step)
+        self._restore_extensions(self._before_rollout)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         for model in self._algorithm.stateful_models().values():
@@ -276,7 +310,7 @@ class Rollback:
         optimizers: Sequence[torch.optim.Optimizer],
         others: Callable[[], Iterable[Any]],
     ) -> None:
-        """Take everything that an update changes.
+        """Register what an update may change.
 
         Args:
             modules: Modules whose parameters and buffers are kept.
@@ -291,8 +325,8 @@ class Rollback:
     @torch.no_grad()
     def keep(self) -> None:
         """Copy the current state."""
-        others = [each for each in (*self._distributions, *self._others()) if each is not None]
-        self._attributes = [(each, dict(vars(each))) for each in others]
+        others = [part for part in (*self._distributions, *self._others()) if part is not None]
+        self._attributes = [(part, dict(vars(part))) for part in others]
         self._states = [_two_levels(optimizer.state) for optimizer in self.optimizers]
         self._groups = [[dict(g) for g in optimizer.param_groups] for optimizer in self.optimizers]
         live = self._live()
@@ -303,8 +337,8 @@ class Rollback:
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the copied state; drop the gradients, and the graphs in distributions."""
-        for each, kept in self._attributes:
-            vars(each).update(kept)
+        for part, kept in self._attributes:
+            vars(part).update(kept)
         torch._foreach_copy_(self._live(), self._copies)
         kept_of_each = zip(self.optimizers, self._states, self._groups, strict=True)
         for optimizer, state, groups in kept_of_each:
