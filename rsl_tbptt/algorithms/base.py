@@ -354,13 +354,12 @@ class Algorithm:
         self.checkpoint_path = cfg.get("load_checkpoint")
 
     def broadcast_parameters(self) -> None:
-        """Copy the first process's models and extensions to all processes."""
+        """Copy the first process's models, averages and extensions to all processes."""
         rsl_rl: Any = super()
         rsl_rl.broadcast_parameters()
-        for extension in self.extensions:
-            for module in extension.modules.values():
-                for tensor in (*module.parameters(), *module.buffers()):
-                    distributed.broadcast(tensor.data, src=0)
+        for module in self.transaction.modules:
+            for tensor in (*module.parameters(), *module.buffers()):
+                distributed.broadcast(tensor.data, src=0)
 
     def read_by(self, models: Iterable[Any]) -> set[str]:
         """Return the observation groups that models and extensions read."""

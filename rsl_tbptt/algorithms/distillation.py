@@ -10,7 +10,7 @@ import torch
 from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
-from torch import distributed, nn
+from torch import nn
 
 from rsl_tbptt.algorithms import optimizers
 from rsl_tbptt.algorithms.base import Algorithm, Values, checked_config
@@ -499,13 +499,6 @@ class TbpttDistillation(Algorithm, Distillation):
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restore values of ``running_state``: the episodes continue."""
         self.held_out.resume(state, self._deployed)
-
-    def broadcast_parameters(self) -> None:
-        """Copy the first process's models, averages and extensions to all processes."""
-        super().broadcast_parameters()
-        for module in self._average.modules.values():
-            for parameter in module.parameters():
-                distributed.broadcast(parameter.data, src=0)
 
     def _read_groups(self) -> set[str]:
         return self.read_by([self._raw_student, self._raw_teacher])

@@ -374,7 +374,7 @@ class PpoOptions(FineTuningOptions, Options):
         if recurrent:
             raise NotImplementedError(
                 "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
-                " state exists for the mirrored trajectory."
+                " state exists for the mirrored trajectory: use examples/extensions/mirror.py."
             )
         for name in {*_LACKING_IN_RSL_RL.split()}.difference(taken):
             default = getattr(PpoOptions, name)

@@ -121,6 +121,8 @@ def read_run(
         raise ValueError(f"step_dt is {step_dt!r} in {checkpoint}, expected seconds above 0.")
     recorded = ours.get("models", {})
     config, source = _policy_config(checkpoint, agent, part, recorded)
+    if trust:
+        sys.path.append(str(Path.cwd()))  # after all installed packages
     _check_classes(config[part], part, checkpoint, trust, task)
     groups = _groups(recorded.get(part, {}))
     return Run(
@@ -237,8 +239,6 @@ def _check_classes(
     Raises:
         ValueError: If a class is not trusted.
     """
-    if trust:
-        sys.path.append(str(Path.cwd()))  # after all installed packages
     try:
         named = list(_named_classes({"class_name": None, **model_cfg}, part))
     except RecursionError as error:  # YAML can contain itself
