@@ -37,7 +37,7 @@ def page(request, tmp_path, monkeypatch):
         for block in blocks(text)
         if block.text.startswith("extensions =")
     ]
-    return eval(entries), set(files)
+    return eval(entries)
 
 
 def make(kind: str = "ppo", **options: Any) -> Any:
@@ -49,8 +49,7 @@ def make(kind: str = "ppo", **options: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["ppo", "distillation"])
 def test_a_term_of_a_page_is_trained_and_logged(page, kind):
-    entries, _ = page
-    with_term, without = make(kind, extensions=entries), make(kind)
+    with_term, without = make(kind, extensions=page), make(kind)
     for algorithm in (with_term, without):
         train(algorithm, 0, 1)
     assert with_term.metrics["smoothness"] > 0
@@ -58,19 +57,13 @@ def test_a_term_of_a_page_is_trained_and_logged(page, kind):
     assert not torch.equal(parameters_of(with_term), parameters_of(without))
 
 
-def test_an_extension_with_networks_and_one_with_weights_learn(page):
-    _, files = page
-    if "estimator.py" not in files:
-        return
+@pytest.mark.parametrize("page", PAGES[:1], indirect=True)
+@pytest.mark.usefixtures("page")
+def test_an_extension_with_networks_and_one_with_weights_learn():
     source = Path(str(importlib.import_module("estimator").__file__))
     del sys.modules["estimator"]
-    text = (
-        source.read_text()
-        .replace('["height"]', '["state"]')
-        .replace('{"height"}', '{"state"}')
-        .replace('samples["state"]', 'samples["height"]')
-        .replace("width, 1)", "width, 7)")
-    )
+    text = source.read_text().replace('observations["height"]', 'observations["state"]')
+    text = text.replace('{"height"}', '{"state"}').replace("width, 1)", "width, 7)")
     source.write_text(text)
     entries = [{"class_name": "estimator:HeightEstimator"}, {"class_name": "careful:Careful"}]
     algorithm = make("distillation", extensions=entries, learning_rate=0.02)
@@ -83,15 +76,15 @@ def test_an_extension_with_networks_and_one_with_weights_learn(page):
     assert_same(everything(resumed), everything(algorithm))
 
 
-def test_a_cell_of_a_page_is_imported_by_its_name(page):
-    _, files = page
-    if "cells.py" in files:
-        obs = make().storage.observations[0]
-        model = RecurrentModel(obs, {"actor": ["policy"]}, "actor", 2, rnn_type="cells:MGU")
-        assert model.rnn.rnn.mode == "MGU"
-        assert model(obs).shape == (6, 2)
-        with pytest.raises(ValueError, match=r"rnn_type is .* a type, expected a Cell"):
-            RecurrentModel(obs, {"actor": ["policy"]}, "actor", 2, rnn_type="torch.nn:LSTM")
+@pytest.mark.parametrize("page", PAGES[:1], indirect=True)
+@pytest.mark.usefixtures("page")
+def test_a_cell_of_a_page_is_imported_by_its_name():
+    obs = make().storage.observations[0]
+    model = RecurrentModel(obs, {"actor": ["policy"]}, "actor", 2, rnn_type="cells:MGU")
+    assert model.rnn.rnn.mode == "MGU"
+    assert model(obs).shape == (6, 2)
+    with pytest.raises(ValueError, match=r"rnn_type is .* a type, expected a Cell"):
+        RecurrentModel(obs, {"actor": ["policy"]}, "actor", 2, rnn_type="torch.nn:LSTM")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +93,9 @@ def test_a_cell_of_a_page_is_imported_by_its_name(page):
         ({**SMOOTH, "coeff": 1.0}, "Unknown option 'coeff' of Smoothness: did you mean 'coef'"),
         ({**SMOOTH, "coef": -1.0}, r"extensions\[0\]\.coef is -1.0, expected a positive number"),
         ({"coef": 1.0}, r"extensions\[0\] is .*, expected a dictionary with 'class_name'"),
-        ({"class_name": "smoothness:Gone"}, r"extensions\[0\]\.class_name is 'smoothness:Gone'"),
+        ({"class_name": "smoothness:Gone"}, r"class_name is 'smoothness:Gone', expected a qualifi"),
         ({"class_name": "torch.nn:Linear"}, "expected a subclass of rsl_tbptt.extensions.Extensio"),
+        ({"class_name": f"{__name__}:Taken"}, r"extensions\[0\] has a state named \['heads'\]"),
     ],
 )
 def test_a_wrong_entry_is_refused_by_name(entry, message):
@@ -109,10 +103,16 @@ def test_a_wrong_entry_is_refused_by_name(entry, message):
         make(extensions=[entry])
 
 
+class Taken(Extension):
+    """A state with a name that checkpoints use."""
+
+    def __init__(self, options: Any, algorithm: Any) -> None:
+        super().__init__(options, algorithm)
+        self.state = {"heads": 2}
+
+
 def test_two_extensions_need_two_names():
-    with pytest.raises(
-        ValueError, match=r"extensions\[1\] has the name 'Smoothness', which another"
-    ):
+    with pytest.raises(ValueError, match=r"extensions\[1\] has the name 'Smoothness', which an"):
         make(extensions=[SMOOTH, SMOOTH])
 
 
@@ -153,11 +153,9 @@ def test_the_gradient_of_a_term_of_neighbours_does_not_depend_on_chunks_and_join
     gradients = []
     for at_once, chunks in ((1, 1), (3, 1), (1, 3)):
         monkeypatch.setattr("rsl_tbptt.algorithms.replay.best_num_windows", lambda *_, n=at_once: n)
-        options = {
-            "extensions": [{**SMOOTH, "coef": 2.0, "noise_coef": 0.0}],
-            "minibatch_unit": unit,
-        }
-        algorithm = make(**options, num_micro_batches=chunks, num_mini_batches=1)
+        options = {"minibatch_unit": unit, "num_micro_batches": chunks, "num_mini_batches": 1}
+        term = {**SMOOTH, "coef": 2.0, "noise_coef": 0.0}
+        algorithm = make(extensions=[term], **options)
         roll_out(algorithm, 0)
         add_gradient(algorithm, algorithm.batches.of_envs(torch.arange(6)))
         gradients.append(torch.cat([p.grad.flatten() for p in algorithm.actor.parameters()]))

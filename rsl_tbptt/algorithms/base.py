@@ -178,10 +178,7 @@ class Algorithm:
         """Learning rate of a step, on the device. Shape: ()."""
         of_extensions = [m for extension in self.extensions for m in extension.modules.values()]
         trained = chain(*(objective.parameters for objective in self.objectives))
-        groups = (
-            group for optimizer in self.own_optimizers.values() for group in optimizer.param_groups
-        )
-        others = chain(*(group["params"] for group in groups))
+        others = (p for module in of_extensions for p in module.parameters() if p.requires_grad)
         self.parameters: Sequence[nn.Parameter] = [*dict.fromkeys((*trained, *others))]
         """All parameters that a step trains, each once."""
         reasons = [None if self.options.record_steps else "record_steps is False"]
@@ -227,6 +224,11 @@ class Algorithm:
                 extension = made(options, self)
                 for module in extension.modules.values():
                     module.to(self.storage.dones.device)
+            if taken := extension.state.keys() & {"modules", "optimizer_state_dict", "heads"}:
+                raise ValueError(
+                    f"{place} has a state named {sorted(taken)}, expected other names, since"
+                    " checkpoints have others of these beside it."
+                )
             yield extension
 
     @property

@@ -169,13 +169,10 @@ class TbpttDistillation(Algorithm, Distillation):
             averaged |= {f"{extension.name}/{n}": m for n, m in extension.modules.items()}
         self._average = WeightAverage(averaged, averages=self.options.weight_average)
         self.modules = [*self.modules, *self._average.modules.values()]
-        super()._prepare_updates()
-
-    @property
-    def _deployed(self) -> Any:
+        self._deployed: Any = self._average.modules["student"]
         """The copy of the student that acts in held-out environments, with its own memory."""
-        self._average.follow()
-        return self._average.modules["student"]
+        self._held_out_objective = Objective(self._replay_of(self._deployed), self._measured_terms)
+        super()._prepare_updates()
 
     def _all_labels(self) -> dict[str, Any]:
         """Return the labels of the stored rollout: the teacher's and those of extensions."""
@@ -242,6 +239,7 @@ class TbpttDistillation(Algorithm, Distillation):
         if step == 0:
             self._dagger.begin_rollout()
             self.experience.begin_rollout()
+            self._average.follow()
             self.held_out.begin_rollout(self._deployed)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, step)
@@ -318,16 +316,13 @@ class TbpttDistillation(Algorithm, Distillation):
             optimizers.set_rate(self.optimizer, self.options.learning_rate * share)
         taken = self.objective.rollout, self.objective.states = self.experience.take()
         self._state_after = hidden_state.clone(self._raw_student.get_hidden_state())
-        columns, measured = self.experience.columns_of(self.held_out.envs), {}
-        if len(columns):
-            objective = Objective(self._replay_of(self._deployed), self._measured_terms)
-            objective.rollout = self.objective.rollout
-            measured = self.held_out.measure(objective, self.groups, columns)
         if self.experience.buffer is None:  # a buffer stays where it is
             self.objective.rollout, self.objective.states = self.recorder.place("newest", taken)
-        rollout = self.objective.rollout
-        labels = rollout.labels, rollout.episode_starts, self.objective.states
-        self.begin_steps(dict(rollout.obs) if self.recorder.reason is None else None, *labels)
+        self._held_out_objective.rollout = self.objective.rollout
+        columns, measured = self.experience.columns_of(self.held_out.envs), {}
+        if len(columns):
+            measured = self.held_out.measure(self._held_out_objective, self.groups, columns)
+        self.begin_steps(self.objective.rollout, self.objective.states)
         return measured
 
     def step(

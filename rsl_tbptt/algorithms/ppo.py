@@ -396,7 +396,7 @@ class TbpttPPO(Algorithm, PPO):
             "old": stored.distribution_params,
             **self.labels_of_extensions(),
         }
-        weight = {name: labels[name] for name in labels.keys() & {WEIGHT}}
+        weight = {WEIGHT: labels[WEIGHT]} if WEIGHT in labels else {}
         of_critic = {"returns": stored.returns, "values": stored.values, **weight}
         actor, critic, *others = self.objectives
         pairs = (actor, labels), (critic, of_critic)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rsl_tbptt.algorithms.replay import Policy
-from rsl_tbptt.core.rollout import WEIGHT, Samples
+from rsl_tbptt.core.rollout import WEIGHT, Rollout, Samples
 from rsl_tbptt.extensions import Extension, Term
 
 
@@ -53,7 +53,7 @@ class EpisodeWeights(Extension):
     def labels(self) -> dict[str, torch.Tensor]:
         """Return the weights, whose mean over all processes is 1. Shape: (T, N)."""
         dones, ranks = self.algorithm.dones, self.algorithm.ranks
-        episodes = torch.cat((torch.zeros_like(dones[:1]), dones[:-1])).cumsum(0)
+        episodes = Rollout.from_dones(None, {}, dones).episode_starts.cumsum(0)
         ones = torch.ones(dones.shape, device=dones.device)
         lengths = torch.zeros_like(ones).scatter_add(0, episodes, ones).gather(0, episodes)
         mean = ranks.mean(1.0 / lengths, self.algorithm.batches.num_samples)

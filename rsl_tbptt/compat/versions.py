@@ -46,7 +46,7 @@ UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
 
 
 def import_function(option: str, value: Any, others: Iterable[str]) -> Callable[..., Any]:
-    """Return the function that an option names, or the function itself.
+    """Return the function, class or cell that an option names, or the function itself.
 
     Args:
         option: Name of the option, for the message.
@@ -54,14 +54,15 @@ def import_function(option: str, value: Any, others: Iterable[str]) -> Callable[
         others: Other values of the option, for the message.
 
     Raises:
-        ValueError: If the function cannot be imported.
+        ValueError: If it cannot be imported.
     """
     try:
         return resolve_callable(value)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
+        or_known = f"one of {sorted(others)} or " if (others := [*others]) else ""
         raise ValueError(
-            f"{option} is {value!r}, expected one of {sorted(others)} or the qualified name of a"
-            f" function, such as 'my_package.module:function'; it cannot be imported: {error}"
+            f"{option} is {value!r}, expected {or_known}a qualified name, such as"
+            f" 'my_package.module:name'; it cannot be imported: {error}"
         ) from error
 
 

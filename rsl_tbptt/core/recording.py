@@ -334,7 +334,8 @@ def _copy_of(tree: Any) -> Any:
 
 
 def _forms(leaves: Sequence[Any]) -> list[Hashable]:
-    return [getattr(leaf, "shape", None) and (leaf.shape, leaf.dtype) for leaf in leaves]
+    tensors = (leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+    return [t if t is None else (t.shape, t.dtype, t.device) for t in tensors]
 
 
 def _in_place(leaf: Any) -> Any:

@@ -135,6 +135,17 @@ def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
     assert num_recordings(recorder) == 0
 
 
+def test_trees_of_one_form_are_placed_at_the_same_addresses(recorder):
+    number, row = torch.zeros(()), torch.zeros(2)
+    first = recorder.place("tree", {"number": number, "row": row, "size": 1})
+    second = recorder.place("tree", {"number": number + 2, "row": row + 3, "size": 4})
+    assert second == {**first, "size": 4}  # the same tensors
+    assert_equal([number, row], [torch.tensor(2.0), torch.full((2,), 3.0)])
+    for other in (row, number.double(), number.long()):
+        placed = recorder.place("tree", {"number": other, "row": row, "size": 4})
+        assert (placed["number"].dtype, placed["number"].shape) == (other.dtype, other.shape)
+
+
 def test_each_form_has_a_recording(recorder, monkeypatch):
     one, num = torch.ones(2), 0
 

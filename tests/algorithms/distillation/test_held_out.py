@@ -47,6 +47,14 @@ def test_not_all_held_out_environments_are_of_one_of_several_alternating_kinds(n
     assert all(len((held_out % kinds).unique()) > 1 for kinds in range(2, 9))
 
 
+def test_weights_that_you_set_before_training_act_there():
+    algorithm = make()
+    with torch.no_grad():
+        algorithm.student.mlp[-1].bias.add_(9.0)
+    roll_out(algorithm, 0)
+    assert (algorithm.storage.actions[:, HELD_OUT] > 5.0).all()
+
+
 # What follows is the update.
 
 
