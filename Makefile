@@ -26,7 +26,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default each experiment has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
-.PHONY: demo demo-mjlab demo-camera test test-fast test-matrix finetune curves distillation \
+.PHONY: demo demo-mjlab demo-go1 demo-camera test test-fast test-matrix finetune curves distillation \
 	distillation-mjlab bench gpu docs site site-links site-looks lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
@@ -34,6 +34,9 @@ demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 fo
 
 demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, PYTHON=3.10 (to 3.13)
 	$(MJLAB)/bin/python -m scripts.pipeline configs/demo-mjlab.yaml $(RUN_OPTIONS)
+
+demo-go1: $(INSTALLED)  ## students with and without memory of a Go1 with late and wrong sensors; RUN as above
+	$(PY) -m scripts.pipeline configs/demo-go1.yaml $(RUN_OPTIONS)
 
 demo-camera: $(INSTALLED)  ## the same with a student that sees only depth frames; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-camera.yaml $(RUN_OPTIONS)

@@ -35,7 +35,7 @@ def test_installations_on_the_pages_work_in_their_folder():
     published = [target for target in targets if target.startswith("rsl-tbptt")]
     assert all(" @ " in target for target in published)  # not in any registry
     folders = {target for target in targets if re.match("-e|[.]", target)}
-    platforms = ("isaaclab", "isaaclab2", "mjlab")
+    platforms = ("envpool", "isaaclab", "isaaclab2", "mjlab")
     extras_alone = {*(f".[{name},tools]" for name in platforms), ".[tools]", ".[deploy]"}
     assert folders == extras_alone | {"-e .", "-e examples/task_isaaclab"}
     assert {name for found in folders for name in re.findall("\\w+(?=[],])", found)} <= {*extras}

@@ -3,7 +3,7 @@
 #
 #   scripts/ci/bootstrap.sh COMMAND
 #   environment [NAME]  create an environment with this package, by default main:
-#       main       .venv            Isaac Lab 3.0, Python 3.12
+#       main       .venv            Isaac Lab 3.0 and EnvPool, Python 3.12
 #       mjlab      .venv-mjlab      mjlab, PYTHON=3.10 to 3.13 (default 3.12)
 #       playground .venv-playground MuJoCo Playground, Python 3.12
 #       isaaclab2  .venv-isaaclab2  Isaac Lab 2.3 as far as it runs without Isaac Sim, Python 3.11
@@ -85,7 +85,7 @@ find_python() {
 describe() {
   packages='' without_deps=''
   case "$1" in
-    main) folder=.venv version=3.12 extras=isaaclab,wandb,demo,dev,docs ;;
+    main) folder=.venv version=3.12 extras=isaaclab,envpool,wandb,demo,dev,docs ;;
     mjlab)
       folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev
       packages=gaitkeeper # a reader of bundles, with which tests run them

@@ -1,16 +1,19 @@
 """Train policies with several seeds, evaluate them, and compare how they learned.
 
 Writes report.md, with tables and the learning curves, into the run folder, or into that of
-each task. A finished stage is not run again while its command is the same, and a training that was
-interrupted goes on from its newest checkpoint. With --minutes the script stops after that time,
-reports what is finished, and returns 75 if something is left.
+each task, and a figure of all tasks. A finished stage is not run again while its command is the
+same, and a training that was interrupted goes on from its newest checkpoint. With --minutes the
+script stops after that time, reports what is finished, and returns 75 if something is left.
 """
+
+from __future__ import annotations
 
 import argparse
 import math
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rsl_tbptt.installation import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
@@ -19,6 +22,9 @@ from scripts.pipeline.run import cost, run_script, run_stages
 from scripts.pipeline.sweep import Sweep, load_sweep, one_task_each, smallest, sweep_stages
 from scripts.templates import fill
 
+if TYPE_CHECKING:
+    from scripts.pipeline.learning import Learning
+
 TEMPLATE = Path(__file__).with_name("sweep.md.j2")
 
 
@@ -26,6 +32,7 @@ def main() -> int:
     """Run a sweep; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m scripts.pipeline.curves", description=__doc__)
     parser.add_argument("--figure", type=Path, help="another place for the figure of one task")
+    parser.add_argument("--tasks-figure", type=Path, help="another place for that of all tasks")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time for this run")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: to try the commands")
     return run_script(parser, run_sweep)
@@ -37,16 +44,22 @@ def run_sweep(args: argparse.Namespace) -> bool:
     sweep, experiment = load_sweep(args.config)
     if args.quick:
         sweep, experiment = smallest(sweep, experiment)
+    learned = {}
     for name, one in one_task_each(sweep, experiment).items():
         minutes = (end - time.monotonic()) / 60
-        if minutes <= 0 or not run_task(args, name, sweep, one, minutes):
+        learned[name], finished = run_task(args, name, sweep, one, max(minutes, 0.0))
+        if not finished:
             return False
+    if len(learned) > 1:
+        from scripts.pipeline.figure import save_shares
+
+        save_shares(learned, experiment.teacher, args.tasks_figure or args.output / "tasks.svg")
     return True
 
 
 def run_task(
     args: argparse.Namespace, name: str, sweep: Sweep, experiment: Experiment, minutes: float
-) -> bool:
+) -> tuple[list[Learning], bool]:
     """Run the stages of one task and report those that are finished; return whether all are."""
     start, folder = time.monotonic(), args.output / name
     stages = sweep_stages(sweep, experiment, args.device)
@@ -57,7 +70,7 @@ def run_task(
 
     learnings = read_learnings(folder, experiment, sweep, records)
     if not learnings:
-        return False
+        return [], False
     figure = args.figure or folder / "curves.svg"
     save_figure(learnings, experiment.teacher, figure)
     tables = format_markdown(compare(learnings, experiment.teacher), experiment.teacher, sweep)
@@ -74,7 +87,7 @@ def run_task(
     )
     (folder / "report.md").write_text(report, encoding="utf-8")
     print(f"\n{report}\nreport: {folder / 'report.md'}")
-    return len(records) == len(stages)
+    return learnings, len(records) == len(stages)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ class Policy(Section):
     title: str
     """Description next to the policy's name in tables."""
     agent: str
-    """Isaac Lab: key of the agent's config in the task's registration; mjlab: end of its id."""
+    """Isaac Lab: key of the agent's config in the task's registration; mjlab: end of its id;
+    EnvPool: its name."""
     iterations: PositiveInt
     """Number of rollouts and updates."""
     seed: NonNegativeInt
@@ -100,6 +101,15 @@ class Export(Section):
     """Seed of the trajectory."""
 
 
+class Video(Section):
+    """The video of all policies."""
+
+    num_envs: PositiveInt = 2
+    """Robots."""
+    seconds: PositiveFloat = 10.0
+    """Most seconds of an episode."""
+
+
 class AcceptanceCheck(Section):
     """A condition on a policy's evaluation: exactly one of the four rules."""
 
@@ -138,9 +148,10 @@ class Experiment(Section):
     ablations: dict[str, Ablation] = {}
     """Extra rows of the tables, by name."""
     evaluation: Evaluation
+    video: Video = Video()
     export: Export
     acceptance: list[AcceptanceCheck]
-    platform: Literal["isaaclab", "mjlab"] = "isaaclab"
+    platform: Literal["isaaclab", "mjlab", "envpool"] = "isaaclab"
     """Simulator of the task."""
 
     @property

@@ -1,5 +1,6 @@
 """Figures of how policies learned: of the seeds of a sweep, and of a single experiment."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
 from scripts.pipeline.learning import KEPT, Curve, Learning
 
 BLUE, GREEN, VERMILION, PURPLE = "#0072b2", "#009e73", "#d55e00", "#cc79a7"
@@ -72,6 +74,33 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
         )
         axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
         axes.legend(frameon=False, loc="lower right")
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def save_shares(tasks: Mapping[str, list[Learning]], teacher: str, path: Path) -> None:
+    """Draw what each policy reached in each task: means over the seeds with 95 % confidence.
+
+    Args:
+        tasks: Policies of all seeds by task, which are drawn in this order.
+        teacher: Name of the teacher, in whose return the others are measured.
+        path: SVG file; its folder is created.
+    """
+    shares: dict[str, list[list[float]]] = defaultdict(list)
+    for learnings in tasks.values():
+        goals = {one.seed: one.evaluated_return for one in learnings if one.policy == teacher}
+        for name in dict.fromkeys(one.policy for one in learnings if one.policy != teacher):
+            mine = [one for one in learnings if one.policy == name]
+            shares[name].append([one.evaluated_return / goals[one.seed] for one in mine])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+        for name, (label, colour) in policy_styles(shares).items():
+            mean, low, high = zip(*map(mean_and_interval, shares[name]), strict=True)
+            axes.plot([*tasks], mean, marker="o", color=colour, label=label)
+            axes.fill_between([*tasks], low, high, color=colour, alpha=0.15, lw=0)
+        axes.set(title=f"Share of the {teacher}'s return, mean and 95 % confidence", ylim=(0, None))
+        axes.legend(frameon=False)
         figure.savefig(path, format="svg", metadata={"Date": None})
         plt.close(figure)
 

@@ -46,8 +46,9 @@ def write_report(
     }
     write_json(folder / "results.json", results)
     curves = {
-        experiment.policies[name].title: read_curves((folder / records[name].output).parent)[CURVE]
-        for name in experiment.policies
+        policy.title: read_curves((folder / records[name].output).parent)[CURVE]
+        for name, policy in experiment.policies.items()
+        if policy.run is None  # trained here
     }
     save_returns(curves, folder / "curves.svg")
     (folder / "report.md").write_text(format_page(experiment, results, records), encoding="utf-8")

@@ -163,7 +163,8 @@ def _video(experiment: Experiment, device: str) -> Stage:
     """Return the video of all policies without task overrides, in training order."""
     shown = tuple(name for name, policy in experiment.policies.items() if not policy.task_overrides)
     task = _task(experiment, shown[0])  # the environment is the same for all agents
-    command = _tool("play", video="video.webp", device=device, task=task)
+    options = experiment.video.model_dump()
+    command = _tool("play", video="video.webp", device=device, task=task, **options)
     return Stage(
         name="video",
         needs=shown,

@@ -33,6 +33,8 @@ class Task(Section):
     """Registered task id, as in the experiment."""
     times: PositiveInt = 1
     """Factor of all policies' iterations."""
+    overrides: list[str] = Field(default=[])
+    """Settings of the task for all policies, also for evaluation."""
 
 
 class Sweep(Section):
@@ -107,17 +109,19 @@ def one_task_each(sweep: Sweep, experiment: Experiment) -> dict[str, Experiment]
         return {"": experiment}
     return {
         name: experiment.model_copy(
-            update={"task": variant.task, "policies": _longer(experiment.policies, variant.times)}
+            update={"task": variant.task, "policies": _in_task(experiment.policies, variant)}
         )
         for name, variant in sweep.tasks.items()
     }
 
 
-def _longer(policies: dict[str, Policy], times: int) -> dict[str, Policy]:
-    return {
-        name: policy.model_copy(update={"iterations": times * policy.iterations})
-        for name, policy in policies.items()
-    }
+def _in_task(policies: dict[str, Policy], task: Task) -> dict[str, Policy]:
+    changed = {}
+    for name, policy in policies.items():
+        changes = {"iterations": task.times * policy.iterations}
+        overrides = {"task_overrides": [*policy.task_overrides, *task.overrides]}
+        changed[name] = policy.model_copy(update=changes | overrides)
+    return changed
 
 
 def smallest(sweep: Sweep, experiment: Experiment) -> tuple[Sweep, Experiment]:

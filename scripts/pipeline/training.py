@@ -35,7 +35,7 @@ def train_command(
     loaded = resumed
     if resumed is None and checkpoint and overrides == policy.overrides:
         loaded = Path(checkpoint)
-    write = {"isaaclab": _isaaclab, "mjlab": _mjlab}[experiment.platform]
+    write = {"isaaclab": _isaaclab, "mjlab": _mjlab, "envpool": _envpool}[experiment.platform]
     command = write(experiment, policy, run_name, device, loaded)
     return [*command, *policy.task_overrides, *overrides]
 
@@ -81,3 +81,13 @@ def _mjlab(
         command += ["--agent.load-checkpoint", loaded.name]
     gpus = "None" if device == "cpu" else f"[{device.removeprefix('cuda:')}]"
     return [*command, "--gpu-ids", gpus]
+
+
+def _envpool(
+    experiment: Experiment, policy: Policy, run_name: str, device: str, loaded: Path | None
+) -> list[str]:
+    command = ["python", "-m", "rsl_tbptt_tasks.envpool", experiment.task, policy.agent]
+    command += ["--num-envs", str(policy.num_envs or experiment.num_envs)]
+    command += ["--iterations", str(policy.iterations), "--seed", str(policy.seed)]
+    command += ["--run-name", run_name, "--device", device]
+    return [*command, *(["--checkpoint", str(loaded)] if loaded is not None else [])]

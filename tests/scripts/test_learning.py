@@ -11,6 +11,7 @@ import yaml
 
 from rsl_tbptt.files import write_json
 from scripts.pipeline.experiments import FINETUNE, load_experiment
+from scripts.pipeline.figure import save_shares
 from scripts.pipeline.learning import (
     Learning,
     compare,
@@ -176,3 +177,19 @@ def test_costs_worked_by_hand():
     assert (row["collecting"], row["learning"]) == (10.0, 2.0)
     table = format_markdown([row], "teacher", SWEEP)
     assert "| 410,508 | 1.00 |" in re.sub(" +", " ", table)
+
+
+def test_shares_of_tasks_are_drawn_in_their_order(tmp_path):
+    tasks = {
+        name: [
+            learning(policy, seed, evaluated_return=value * share)
+            for seed, value in ((1, 10.0), (2, 20.0))
+            for policy, share in (("teacher", 1.0), ("student", of_student), ("mine", 0.5))
+        ]
+        for name, of_student in (("none", 1.0), ("much", 0.8))
+    }
+    save_shares(tasks, "teacher", tmp_path / "figures" / "tasks.svg")
+    drawn = (tmp_path / "figures" / "tasks.svg").read_text()
+    assert drawn.index(">none<") < drawn.index(">much<")
+    assert ">student of rsl_tbptt (this)<" in drawn
+    assert ">mine<" in drawn

@@ -13,20 +13,14 @@ from torch.utils.tensorboard import SummaryWriter
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.simulate.evaluate import summarise
 from scripts.pipeline import __main__ as pipeline
-from scripts.pipeline.experiments import (
-    DEMO,
-    FINETUNE,
-    REPOSITORY,
-    AcceptanceCheck,
-    load_experiment,
-)
+from scripts.pipeline.experiments import DEMO, FINETUNE, AcceptanceCheck, load_experiment
 from scripts.pipeline.report import collect, format_table
 from scripts.pipeline.run import Record, run_stages
 from scripts.pipeline.stages import pipeline_stages
-from scripts.pipeline.sweep import load_sweep
 
-SHARES = {"demo": 0.99, "demo-mjlab": 0.95, "demo-camera": 0.98}
-MJLAB = DEMO.with_name("demo-mjlab.yaml")
+SHARES = {"demo": 0.99, "demo-mjlab": 0.95, "demo-camera": 0.98, "demo-go1": 0.7}
+PLATFORM_OF = {"demo-mjlab": "mjlab", "demo-go1": "envpool"}
+MJLAB, GO1 = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "go1"))
 
 
 @pytest.fixture
@@ -56,7 +50,7 @@ def test_a_shipped_experiment_meets_the_docs_claims(name):
     experiment = load_experiment(DEMO.with_name(f"{name}.yaml"))
     policies = experiment.policies
     assert list(policies) == ["teacher", "student", "memoryless"]
-    assert experiment.platform == ("mjlab" if name == "demo-mjlab" else "isaaclab")
+    assert experiment.platform == PLATFORM_OF.get(name, "isaaclab")
     assert experiment.evaluation.episodes >= 100
     first, second = experiment.acceptance[:2]
     assert first.policy == "student"
@@ -100,10 +94,17 @@ def test_a_wrong_experiment_is_refused(changed, changes, message):
             "train Tbptt-Cartpole-Occluded-Teacher --env.scene.num-envs 512 --agent.max-iterations"
             " 80 --agent.seed 1 --agent.run-name teacher --gpu-ids '[1]'",
         ),
+        (
+            DEMO.with_name("go1_policies.yaml"),
+            "cpu",
+            "python -m rsl_tbptt_tasks.envpool Tbptt-Go1-Flat-Real recurrent --num-envs 256"
+            " --iterations 80 --seed 4 --run-name scratch --device cpu env.num_threads=1",
+        ),
     ],
 )
 def test_a_training_is_the_platforms_command(file, device, words):
-    command = lay_out(load_experiment(file), device)["teacher"].command({})
+    stages = lay_out(load_experiment(file), device)
+    command = stages["scratch" if "scratch" in stages else "teacher"].command({})
     assert re.sub(r"(iterations) \d+", r"\1 80", shlex.join(command)) == words
 
 
@@ -134,14 +135,13 @@ def test_a_training_leaves_the_newest_checkpoint_of_its_last_iteration(tmp_path)
 
 
 def test_a_policy_that_was_trained_before_is_copied(tmp_path):
-    experiment = load_sweep(REPOSITORY / "configs" / "go1_curves_cpu.yaml")[1]
-    stages = lay_out(experiment)
+    stages = lay_out(load_experiment(GO1))
     teacher = run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output
-    assert Path(teacher).parts[:3] == ("logs", "rsl_rl", "tbptt_go1_flat")
+    assert Path(teacher).parts[:3] == ("logs", "rsl_rl", "tbptt_go1_flat_real")
     (tmp_path / "stages" / "teacher.json").unlink()
     assert run_stages([stages["teacher"]], tmp_path, "cpu")["teacher"].output == teacher
     words = stages["student"].command({"teacher": teacher})
-    assert words[words.index("--agent.load-checkpoint") + 1] == Path(teacher).name
+    assert words[words.index("--checkpoint") + 1] == teacher
     assert (tmp_path / teacher).with_name("params").is_dir()
 
 
@@ -200,14 +200,32 @@ def run_main(monkeypatch, *arguments):
     return pipeline.main()
 
 
-def test_a_run_ends_with_table_checks_report_and_cost(results, tmp_path, monkeypatch, capsys):
-    records = {}
-    for stage in pipeline_stages(load_experiment(DEMO), "cpu"):
-        with SummaryWriter(log_dir=str(tmp_path / "logs" / f"1_{stage.name}")) as writer:
-            writer.add_scalar("Train/mean_reward", 1.0, 0)
+def finished(file, folder):
+    """Return the records of an experiment's stages, and write the curves of its trainings."""
+    experiment, records = load_experiment(file), {}
+    for stage in pipeline_stages(experiment, "cpu"):
+        policy = experiment.policies.get(stage.name)
+        if policy is not None and policy.run is None:
+            with SummaryWriter(log_dir=str(folder / "logs" / f"1_{stage.name}")) as writer:
+                writer.add_scalar("Train/mean_reward", 1.0, 0)
         output = "video.webp" if stage.name == "video" else f"logs/1_{stage.name}/model_2.pt"
         values = {"command": f"do {stage.name}", "began_at": 0.0, "output": output}
         records[stage.name] = Record(seconds=61.0, peak_memory_gb=1.5, **values)
+    return records
+
+
+def test_a_policy_that_was_trained_before_has_no_curve(results, tmp_path, monkeypatch):
+    records = finished(GO1, tmp_path)
+    monkeypatch.setattr(pipeline, "run_stages", lambda *_: records)
+    results(GO1)
+    assert run_main(monkeypatch, GO1, "--output", tmp_path) == 0
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert ">LSTM, distilled<" in drawn
+    assert "sees everything" not in drawn
+
+
+def test_a_run_ends_with_table_checks_report_and_cost(results, tmp_path, monkeypatch, capsys):
+    records = finished(DEMO, tmp_path)
     monkeypatch.setattr(pipeline, "run_stages", lambda *_: records)
     table = results(student=9.0)
     assert run_main(monkeypatch, DEMO, "--output", tmp_path) == 0

@@ -1,10 +1,13 @@
 """Sweeps: their values replace the experiment's; wrong ones are refused."""
 
+import shlex
+
 import pytest
 import yaml
 
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY
-from scripts.pipeline.sweep import load_sweep, sweep_stages
+from scripts.pipeline.stages import policy_stages
+from scripts.pipeline.sweep import Task, load_sweep, one_seed_each, one_task_each, sweep_stages
 
 CURVES = REPOSITORY / "configs" / "learning_curves.yaml"
 
@@ -67,3 +70,26 @@ def test_every_policy_has_every_seed_and_extra_evaluations(tmp_path):
     words = late.command({"scratch-4": "logs/x/model_149.pt"})
     assert "--checkpoint=logs/x/model_19.pt" in words
     assert "--output=evaluation/scratch-4-after-20.json" in words
+
+
+def test_each_task_has_its_settings_and_its_factor_of_iterations():
+    sweep, experiment = load_sweep(REPOSITORY / "configs" / "go1_hidden.yaml")
+    tasks = {"short": Task(task="A"), "long": Task(task="B", times=3, overrides=["env.b=1"])}
+    short, long = one_task_each(sweep.model_copy(update={"tasks": tasks}), experiment).values()
+    assert (short.task, long.task) == ("A", "B")
+    before, after = (one.policies["history5"] for one in (short, long))
+    assert (before.task_overrides, after.task_overrides) == (
+        ["env.history=5"],
+        ["env.history=5", "env.b=1"],
+    )
+    assert after.iterations == 3 * before.iterations
+    command = shlex.join(stage_of(long, "history5-1").command({"teacher-1": "t/model_1.pt"}))
+    assert "envpool B memoryless" in command
+    assert "env.history=5 env.b=1" in command
+    evaluation = stage_of(long, "evaluate-history5-1").command({"history5-1": "s/model_1.pt"})
+    assert evaluation[evaluation.index("--overrides") + 1 :] == after.task_overrides
+
+
+def stage_of(experiment, name):
+    repeated = one_seed_each(experiment, [1])
+    return next(stage for stage in policy_stages(repeated, "cpu") if stage.name == name)

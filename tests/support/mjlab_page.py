@@ -10,7 +10,7 @@ from support import pages
 from support.pages import Command
 
 DOCS = Path(__file__).parents[2] / "docs"
-GO1 = (DOCS / "studies" / "go1.md").read_text().partition("## Train it\n")[2].partition("## ")[0]
+GO1 = (DOCS / "studies" / "go1.md").read_text().partition("### Train it\n")[2].partition("### ")[0]
 PAGE = (DOCS / "howto" / "mjlab.md").read_text() + (DOCS / "studies" / "mjlab.md").read_text() + GO1
 
 INSTALLATIONS = {"this package: Python 3.10 to 3.13, rsl_rl 5.4.2", "your package"}

@@ -41,7 +41,7 @@ class FakeEnv:
 
 
 class CountingPolicy:
-    """Its action is the number of steps since its memory was cleared."""
+    """Its action is the square of the number of steps since its memory was cleared."""
 
     def __init__(self):
         self.count = torch.full((3,), 99.0)
@@ -51,7 +51,7 @@ class CountingPolicy:
         self.count = torch.where(cleared, 0.0, self.count)
 
     def __call__(self, _obs):
-        action = self.count.clone()
+        action = self.count.square().unsqueeze(-1)
         self.count += 1
         return action
 
@@ -70,12 +70,12 @@ def test_only_first_episodes_count(episodes):
 
 def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     env, _ = episodes
-    assert torch.stack(env.actions).tolist() == [
+    assert torch.stack(env.actions).squeeze(-1).tolist() == [
         [0, 0, 0],
         [1, 1, 1],
-        [0, 2, 2],
-        [1, 3, 0],
-        [0, 4, 1],
+        [0, 4, 4],
+        [1, 9, 0],
+        [0, 16, 1],
     ]
 
 
@@ -180,13 +180,28 @@ def test_environments_without_managers_provide_ends_in_extras(told):
     step = env.step
     env.step = lambda actions: (*step(actions)[:3], {k: torch.tensor(v) for k, v in told.items()})
     found, _ = facts_of(env)
-    expected: Any = {}
+    expected: Any = {"jitter": 4.0}  # the second difference of squares is 2
     if "time_outs" in told:
         shares = {"time_out": pytest.approx(1 / 3), "termination": pytest.approx(2 / 3)}
-        expected = {"ended_by": shares, "timed_out": pytest.approx(1 / 3)}
+        expected |= {"ended_by": shares, "timed_out": pytest.approx(1 / 3)}
     if "success" in told:
-        expected = {"success_rate": pytest.approx(2 / 3)}
+        expected |= {"success_rate": pytest.approx(2 / 3)}
     assert found == expected
+
+
+def test_environments_without_managers_provide_reward_terms_and_velocity_error_in_extras():
+    env = FakeEnv()
+    step = env.step
+
+    def told(actions):
+        later = env.steps >= torch.tensor(LENGTHS)  # of no first episode
+        values = torch.where(later, torch.nan, torch.tensor([1.0, 2.0, 3.0]))
+        return *step(actions)[:3], {"reward_terms": {"alive": values}, "velocity_error": values}
+
+    env.step = told
+    found, _ = facts_of(env)
+    assert found["reward_terms"] == {"alive": pytest.approx((2 + 10 + 9) / 3)}
+    assert found["velocity_error"] == pytest.approx((2 + 10 + 9) / 10)
 
 
 def test_summary():

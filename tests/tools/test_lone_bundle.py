@@ -158,7 +158,7 @@ def test_a_bundle_of_an_older_release_needs_platform_and_task(bundle, simulated,
 NOTED = {"platform": "mjlab", "task": "Walk"}
 WRONG_ENTRIES = [
     ({"simulation": "Walk"}, "simulation is 'Walk' in"),
-    ({"simulation": NOTED | {"platform": "rsl_rl"}}, "of ['isaaclab', 'mjlab'] and the id"),
+    ({"simulation": NOTED | {"platform": "rsl_rl"}}, "'mjlab', 'envpool'] and the id"),
     ({"simulation": NOTED | {"platform": ["mjlab"]}}, "expected a platform of"),
     ({"simulation": NOTED | {"task": "os:system"}}, "'task': 'os:system'"),
     ({"simulation": NOTED | {"task": None}}, "name the checkpoint with --checkpoint"),

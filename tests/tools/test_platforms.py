@@ -19,9 +19,10 @@ from rsl_tbptt.tools.platforms import (
     load_platform,
     platform_of,
 )
+from rsl_tbptt.tools.platforms import envpool as envpool_module
 from rsl_tbptt.tools.platforms import mjlab as mjlab_module
 
-isaaclab, mjlab, rsl_rl_alone = map(load_platform, PLATFORMS)
+isaaclab, mjlab, envpool, rsl_rl_alone = map(load_platform, PLATFORMS)
 
 
 @pytest.fixture
@@ -163,6 +164,41 @@ def test_an_override_that_mjlabs_task_does_not_have_is_named(built, word, messag
     with pytest.raises(ValueError, match=f"The override is '{word}'.*{message}"):
         simulated(mjlab, "Tracking", overrides=[word]).__enter__()
     assert not built
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Stand for a package with one task of EnvPool, which notes what it is made with."""
+
+    def make(*arguments, **settings):
+        return SimpleNamespace(made=(arguments, settings), close=lambda: None)
+
+    point = SimpleNamespace(load=lambda: SimpleNamespace(TASKS={"Mine": make}))
+    monkeypatch.setattr(envpool_module, "entry_points", lambda group: [point])
+
+
+def test_envpool_simulates_a_registered_task_with_settings(checkpoint, registered):
+    (checkpoint.parent / "params" / "env.yaml").write_text("envpool: Mine\nsettings: {}\n")
+    assert platform_of(checkpoint) == "envpool"
+    assert envpool.find_trained(checkpoint) == Trained("Mine", "")
+    assert envpool.find_trained(checkpoint, "Other") == Trained("Other", "")
+    words = ["env.history=5", "env.motor_gain=(0.8, 1.1)", "env.task=walk"]
+    with simulated(envpool, "Mine", overrides=words, image_size=(4, 3)) as env:
+        settings = {"history": 5, "motor_gain": (0.8, 1.1), "task": "walk", "image_size": (4, 3)}
+        assert env.made == ((2, 5, "cpu"), settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "word", "message"),
+    [
+        ("Mine", "history=5", r"override is 'history=5', expected env\.NAME=VALUE"),
+        ("Mine", "env.history", r"setting is 'env\.history', expected NAME=VALUE"),
+        ("Other", "env.history=5", r"task is 'Other', expected one of \['Mine'\]"),
+    ],
+)
+def test_what_no_task_of_envpool_has_is_named(registered, task, word, message):
+    with pytest.raises(ValueError, match=message):
+        simulated(envpool, task, overrides=[word]).__enter__()
 
 
 def simulated(platform, task, **options):

@@ -1,4 +1,4 @@
-"""The platforms whose checkpoints the commands take: Isaac Lab, mjlab and rsl_rl alone.
+"""The platforms whose checkpoints the commands take: Isaac Lab, mjlab, EnvPool, rsl_rl alone.
 
 Each is a :class:`Platform` in a module of this folder. Importing one loads no simulator.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-PLATFORMS = ("isaaclab", "mjlab", "rsl_rl")
+PLATFORMS = ("isaaclab", "mjlab", "envpool", "rsl_rl")
 """The platforms by name; ``rsl_rl`` is rsl_rl alone, with environments of the user's own."""
 
 

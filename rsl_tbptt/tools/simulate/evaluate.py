@@ -232,10 +232,11 @@ def run_first_episodes(
     while running.any() and step < max_steps:
         if watch is not None:
             watch(step, obs)
-        obs, rewards, dones, extras = env.step(policy(obs))
+        actions = policy(obs)
+        obs, rewards, dones, extras = env.step(actions)
         policy.reset((dones != 0).long())
         if facts is not None:
-            facts.note(extras, running, dones)
+            facts.note(actions, extras, running, dones)
         returns += torch.where(running, rewards, 0.0)
         step += 1
         _check_finite(returns, rewards, step)
@@ -301,8 +302,9 @@ class EpisodeFacts:
     """Collects how the first episodes of environments end, their reward, and how they move.
 
     Isaac Lab's and mjlab's managers provide this by name. Other environments mark the episodes that
-    ended by time in ``extras["time_outs"]``. Any environment can mark in ``extras["success"]``,
-    shape (N,), bool, which of the episodes that end with a step succeeded.
+    ended by time in ``extras["time_outs"]``; they can give ``extras["reward_terms"]`` by name and
+    ``extras["velocity_error"]`` in m/s, shape (N,) each. Any environment can mark in
+    ``extras["success"]``, shape (N,), bool, which of the episodes that end with a step succeeded.
     """
 
     def __init__(self, env: Any) -> None:
@@ -319,11 +321,21 @@ class EpisodeFacts:
         self._sums: dict[str, Any] = defaultdict(float)
         self._velocity_error: Any = 0.0
         self._num_moving: Any = 0
+        self._last_actions: list[torch.Tensor] = []
+        self._jitter: Any = 0.0
+        self._num_differences: Any = 0
 
-    def note(self, extras: Mapping[str, Any], running: torch.Tensor, dones: torch.Tensor) -> None:
+    def note(
+        self,
+        actions: torch.Tensor,
+        extras: Mapping[str, Any],
+        running: torch.Tensor,
+        dones: torch.Tensor,
+    ) -> None:
         """Count one step of all environments.
 
         Args:
+            actions: The policy's. Shape: (N, A).
             extras: The environment's extras of the step.
             running: Whether the step belongs to a first episode. Shape: (N,), bool.
             dones: Whether the step ended an episode. Shape: (N,).
@@ -341,6 +353,17 @@ class EpisodeFacts:
             moving = running & (dones == 0)  # others have been reset
             self._velocity_error += torch.where(moving, _distance(self._velocity), 0.0).sum()
             self._num_moving += moving.sum()
+        for name, values in extras.get("reward_terms", {}).items():
+            self._sums[name] += torch.where(running, values, 0.0).sum()
+        if "velocity_error" in extras:
+            self._velocity_error += torch.where(running, extras["velocity_error"], 0.0).sum()
+            self._num_moving += running.sum()
+        if len(self._last_actions) == 2:  # of the same episodes, where these still run
+            before, last = self._last_actions
+            squares = (actions - 2.0 * last + before).square().mean(-1)
+            self._jitter += torch.where(running, squares, 0.0).sum()
+            self._num_differences += running.sum()
+        self._last_actions = [*self._last_actions[-1:], actions.clone()]
 
     def _reasons(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = {"success": extras["success"]} if "success" in extras else {}
@@ -361,8 +384,9 @@ class EpisodeFacts:
         Returns:
             JSON values: ``ended_by``, the share of episodes that ended for each reason, by name;
             ``timed_out``, the share that ended by time; ``success_rate``; and ``reward_terms``, the
-            mean sum of each term over an episode, by name; and ``velocity_error`` in the plane, in
-            m/s, its mean over all steps. Unknown values are left out.
+            mean sum of each term over an episode, by name; ``velocity_error`` in the plane, in
+            m/s, its mean over all steps; and ``jitter``, the mean square of the actions' second
+            difference. Unknown values are left out.
         """
         shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
         found: dict[str, Any] = {}
@@ -376,6 +400,8 @@ class EpisodeFacts:
             found["reward_terms"] = {name: float(value) / num_episodes for name, value in sums}
         if self._num_moving:
             found["velocity_error"] = float(self._velocity_error / self._num_moving)
+        if self._num_differences:
+            found["jitter"] = float(self._jitter / self._num_differences)
         return found
 
     def _is_limit(self, reason: str) -> bool:

@@ -2,7 +2,7 @@
 
 A video has one column per policy and one row per robot. Images that a policy sees lie in the lower
 right corner of its robot's. Every policy meets the same robots and starts, since the environments
-have the same seed. The simulator's own ray tracer renders them: no OpenGL, any device.
+have the same seed. Isaac Lab and mjlab trace rays on any device, without OpenGL; EnvPool needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rsl_tbptt.checkpoints.describing import qualified_name
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat.versions import resolve_callable
 from rsl_tbptt.files import complete, output_path
-from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
+from rsl_tbptt.tools.platforms import load_platform, platform_of, run_shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -91,7 +91,12 @@ def play(
     """
     checkpoint = checkpoint.resolve()
     platform = load_platform(platform_of(checkpoint))
-    _check_has_robots(platform, checkpoint)
+    if platform.PROGRAM is None:
+        raise ValueError(
+            f"{checkpoint} was trained by {platform.TITLE}, which has no program that shows robots,"
+            " expected a checkpoint of Isaac Lab or mjlab. With --video FILE robots of EnvPool are"
+            " filmed."
+        )
     loaded = read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
     trained = platform.find_trained(checkpoint, task)
     if platform.name == "mjlab":  # its play builds the registered agent's models
@@ -117,19 +122,6 @@ def _check_registered(agent: Mapping[str, Any], task: str, checkpoint: Mapping[s
             )
 
 
-def _check_has_robots(platform: Platform, checkpoint: Path) -> None:
-    """Check that the platform of a checkpoint is not rsl_rl alone.
-
-    Raises:
-        ValueError: If it is.
-    """
-    if platform.PROGRAM is None:
-        raise ValueError(
-            f"{checkpoint} was trained by {platform.TITLE}, which shows no robots, expected a"
-            " checkpoint of Isaac Lab or mjlab."
-        )
-
-
 def record(
     policies: Sequence[Run | Deployed], output: Path, *, seconds: float = 10.0, **options: Any
 ) -> None:
@@ -151,7 +143,11 @@ def record(
     if not seconds > 0:
         raise ValueError(f"--seconds is {seconds}, expected above 0.")
     for policy in policies:
-        _check_has_robots(policy.platform, policy.checkpoint)
+        if policy.platform.TASKS is None:
+            raise ValueError(
+                f"{policy.checkpoint} was trained by {policy.platform.TITLE}, which renders no"
+                " robots, expected a checkpoint of Isaac Lab, mjlab or EnvPool."
+            )
     output = output_path(output, Path("video.gif"), MARK)
     write([film(policy, seconds, **options) for policy in policies], output)
 

@@ -1,0 +1,105 @@
+"""EnvPool: its tasks on CPU cores; packages register theirs by the entry points below."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rsl_tbptt.files import ENV, read_config
+from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
+
+if TYPE_CHECKING:
+    import torch
+
+GROUP = "envpool.tasks"
+"""Entry points: modules with ``TASKS``, functions ``(num_envs, seed, device, **settings)`` by id,
+which return an ``EnvPoolEnv``."""
+
+
+class EnvPool(Platform):
+    """EnvPool, which has no commands of its own; ``python -m rsl_tbptt_tasks.envpool`` trains."""
+
+    TITLE = "EnvPool"
+    PACKAGES = ("envpool",)
+    EXTRA = "envpool"
+    TASKS = GROUP
+
+    def trained_in(self, folder: Path) -> bool:
+        """Return whether a log folder notes a task of EnvPool."""
+        path = folder / ENV
+        return path.is_file() and path.read_text("utf-8", "replace").startswith("envpool:")
+
+    def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
+        """Return the named task, or the one that is noted."""
+        return Trained(task or read_config(checkpoint.parent / ENV)["envpool"], "")
+
+    def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
+        """Return no config: a training's own is in its log folder."""
+        return {}
+
+    @contextmanager
+    def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
+        """Simulate a task; overrides are ``env.NAME=VALUE``.
+
+        Raises:
+            ValueError: If there is no such task, or an override is no setting of it.
+        """
+        settings: dict[str, Any] = {}
+        for word in simulation.overrides:
+            names, value = setting(word)
+            if len(names) != 2 or names[0] != "env":
+                raise ValueError(f"The override is {word!r}, expected env.NAME=VALUE.")
+            settings[names[1]] = value
+        if simulation.image_size is not None:
+            settings["image_size"] = simulation.image_size
+        make = _task(simulation.task)
+        made = make(simulation.num_envs, simulation.seed, simulation.device, **settings)
+        with closing(made) as env:
+            yield env
+
+    def step_seconds(self, env: Any) -> float | None:
+        """Return the duration of a step, None if the task does not have it."""
+        return env.step_dt
+
+    def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
+        """Return the function that renders all environments: (N, height, width, 3), uint8."""
+        return env.render
+
+
+PLATFORM = EnvPool()
+
+
+def setting(word: str) -> tuple[list[str], Any]:
+    """Return the names and the value of a setting.
+
+    Args:
+        word: ``FIRST.NAME=VALUE`` with a value as in Python, or else a text.
+
+    Raises:
+        ValueError: If there is no value.
+    """
+    name, equals, text = word.partition("=")
+    if not (name and equals):
+        raise ValueError(f"The setting is {word!r}, expected NAME=VALUE.")
+    try:
+        return name.split("."), literal_eval(text)
+    except (ValueError, SyntaxError):
+        return name.split("."), text
+
+
+def _task(name: str) -> Callable[..., Any]:
+    """Return the function that makes the environments of a task.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    tasks: dict[str, Callable[..., Any]] = {}
+    for point in entry_points(group=GROUP):
+        tasks |= point.load().TASKS
+    if name not in tasks:
+        raise ValueError(f"The task is '{name}', expected one of {sorted(tasks)}.")
+    return tasks[name]

@@ -1,0 +1,107 @@
+"""EnvPool's tasks from a teacher to a bundle, by the commands that users type."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("envpool", reason="EnvPool needs Python 3.11")
+
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
+from rsl_tbptt.tools.commands.cli import main as rsl_tbptt
+from rsl_tbptt_tasks.envpool import __main__ as training
+
+TASK = "Tbptt-Go1-Rough-Real"
+SMALL = ["--num-envs", "8", "--iterations", "2", "env.num_threads=1"]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Run the training command in a folder of its own; return the new run's last checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("envpool"))
+
+        def run(agent, *words):
+            name = f"{agent}{len(list(Path().glob('logs/*/*/*')))}"
+            patch.setattr(sys, "argv", ["-", TASK, agent, *SMALL, *words, "--run-name", name])
+            training.main()
+            (folder,) = Path("logs", "rsl_rl").glob(f"*/*_{name}")
+            return latest_checkpoint(folder)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def teacher(train):
+    return train("teacher")
+
+
+@pytest.fixture(scope="module")
+def student(train, teacher):
+    return train("student", "--checkpoint", str(teacher))
+
+
+def weights(checkpoint, part):
+    state = torch.load(checkpoint, weights_only=True)[f"{part}_state_dict"]
+    return {name: value for name, value in state.items() if name.startswith(("mlp", "rnn"))}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def evaluated(output, *words):
+    sizes = ["--episodes=4", "--max-steps=20", f"--output={output}"]
+    rsl_tbptt(["evaluate", *words, *sizes])
+    return json.loads(Path(output).read_text())
+
+
+@pytest.mark.filterwarnings("ignore:.*episodes had not ended:UserWarning")
+def test_a_student_learns_and_its_bundle_acts_as_its_checkpoint_does(teacher, student, tmp_path):
+    assert equal(weights(student, "teacher"), weights(teacher, "actor"))
+    noted = yaml.safe_load((student.parent / "params" / "env.yaml").read_text())
+    assert noted["envpool"] == TASK
+    rsl_tbptt(["export", f"--checkpoint={student}", f"--output={tmp_path / 'bundle'}"])
+    by_checkpoint = evaluated(tmp_path / "a.json", f"--checkpoint={student}")
+    by_bundle = evaluated(tmp_path / "b.json", f"--policy={tmp_path / 'bundle'}")
+    assert by_checkpoint["task"] == by_bundle["task"] == TASK
+    assert by_checkpoint["returns"] == pytest.approx(by_bundle["returns"], rel=1e-3)
+    assert {"tracking_lin_vel", "orientation"} <= by_checkpoint["reward_terms"].keys()
+    assert by_checkpoint["velocity_error"] > 0.0
+    assert by_checkpoint["jitter"] > 0.0
+    described = json.loads((tmp_path / "bundle" / "policy.json").read_text())
+    assert described["control_hz"] == 50.0
+    assert described["robot"]["clip_actions"] == 1.0
+    assert len(described["robot"]["joint_names"]) == 12
+
+
+def test_ppo_continues_with_a_student(train, student):
+    finetuned = train("recurrent", "--checkpoint", str(student))
+    assert weights(finetuned, "actor").keys() == weights(student, "student").keys()
+
+
+def test_a_training_goes_on_from_its_checkpoint(train, student):
+    resumed = train("student", "--checkpoint", str(student))
+    newest = torch.load(resumed, weights_only=True)
+    steps = [
+        {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
+        for checkpoint in (torch.load(student, weights_only=True), newest)
+    ]
+    assert steps[1] == {2 * step for step in steps[0]}
+
+
+def test_settings_reach_task_and_agent(train, teacher):
+    words = ["env.history=5", "agent.student.hidden_dims=[8]", "--checkpoint", str(teacher)]
+    checkpoint = train("memoryless", *words)
+    first = weights(checkpoint, "student")["mlp.0.weight"]
+    assert first.shape == (8, 5 * 45)
+
+
+def test_robots_are_filmed(student, tmp_path):
+    video = tmp_path / "v.webp"
+    sizes = ["--seconds=0.1", "--num-envs=1"]
+    rsl_tbptt(["play", f"--checkpoint={student}", f"--video={video}", *sizes])
+    assert video.stat().st_size > 1000
