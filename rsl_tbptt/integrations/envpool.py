@@ -172,7 +172,7 @@ class EnvPoolEnv(VecEnv):
         return TensorDict(tensors, batch_size=[len(next(iter(tensors.values())))])
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Copy an array: EnvPool writes the next step into the same memory."""
+        """Copy an array, as EnvPool may reuse its memory."""
         return torch.tensor(array, dtype=dtype, device=self.device)
 
 

@@ -47,10 +47,12 @@ def run_sweep(args: argparse.Namespace) -> bool:
     learned = {}
     for name, one in one_task_each(sweep, experiment).items():
         minutes = (end - time.monotonic()) / 60
-        learned[name], finished = run_task(args, name, sweep, one, max(minutes, 0.0))
+        if minutes <= 0:
+            return False
+        learned[name], finished = run_task(args, name, sweep, one, minutes)
         if not finished:
             return False
-    if len(learned) > 1:
+    if len(learned) > 1 and len(sweep.seeds) > 1:  # one seed has no interval
         from scripts.pipeline.figure import save_shares
 
         save_shares(learned, experiment.teacher, args.tasks_figure or args.output / "tasks.svg")

@@ -40,7 +40,8 @@ STYLE: dict[Any, Any] = {
 def policy_styles(names: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return a label and a colour for each policy, those of ``POLICIES`` for the ones in it."""
     taken = {POLICIES[name][1] for name in names if name in POLICIES}
-    free = (colour for colour in PALETTE if colour not in taken)
+    # With more policies than colours, colours repeat.
+    free = cycle([colour for colour in PALETTE if colour not in taken] or PALETTE)
     return {name: POLICIES.get(name) or (name, next(free)) for name in names}
 
 

@@ -34,7 +34,7 @@ WEIGHTS = {
     "stand_still_scale": -0.3,
     "torques_scale": -5e-5,
 }
-"""Weights that are not Playground's own. Tracking counts more, effort and style of gait a fifth.
+"""Weights that are not Playground's own. Tracking counts more, effort and style of gait less.
 A fall costs: Playground cuts the sum of a step's terms at 0, so that falls are free."""
 REWARD_GAIN = 0.1
 """Of the sum of a step's terms."""

@@ -1,4 +1,4 @@
-"""Agents of the Go1 tasks, sized for two CPU cores. All policies have some 400,000 weights."""
+"""Agents of the Go1 tasks, sized for two CPU cores. Students have some 400,000 weights."""
 
 from __future__ import annotations
 

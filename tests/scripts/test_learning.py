@@ -11,7 +11,7 @@ import yaml
 
 from rsl_tbptt.files import write_json
 from scripts.pipeline.experiments import FINETUNE, load_experiment
-from scripts.pipeline.figure import save_shares
+from scripts.pipeline.figure import policy_styles, save_shares
 from scripts.pipeline.learning import (
     Learning,
     compare,
@@ -193,3 +193,9 @@ def test_shares_of_tasks_are_drawn_in_their_order(tmp_path):
     assert drawn.index(">none<") < drawn.index(">much<")
     assert ">student of rsl_tbptt (this)<" in drawn
     assert ">mine<" in drawn
+
+
+def test_more_policies_than_colours_are_drawn():
+    names = ["teacher", "student", *map(str, range(12))]
+    assert [*policy_styles(names)] == names
+    assert len({policy_styles(names)[name][1] for name in names[:7]}) == 7

@@ -1,7 +1,7 @@
 """Run docs/howto/mjlab.md from its first to its last line: the package to copy and its commands.
 
-The commands are mjlab's own train and play, shortened; then README.md's on the published bundle,
-and the study of Go1 in small.
+The commands are mjlab's own train and play, shortened; then the study's on the published bundle of
+Go1, and the study itself in small.
 """
 
 # mjlab is in a separate environment that the type checker does not see.
@@ -48,8 +48,8 @@ def tool(name, *extra):
 
 
 def published(name, *extra):
-    """Return README's command on the bundle of a Go1, which needs no checkpoint."""
-    lines = (ROOT / "README.md").read_text().splitlines()
+    """Return the study's command on the bundle of a Go1, which needs no checkpoint."""
+    lines = (ROOT / "docs" / "studies" / "go1.md").read_text().splitlines()
     (line,) = (line for line in lines if f"{name} --policy examples/go1_flat_student" in line)
     return Command([*shlex.split(line, comments=True), *extra], {})
 
