@@ -209,14 +209,16 @@ class Go1Env(EnvPoolEnv):
                 for name, width in TERMS.items()
             ]
         action = {"name": "joint_pos", "kind": "JointPositionAction", "width": 12}
-        action |= {"joint_names": JOINTS, "scale": [0.5] * 12, "offset": DEFAULT_JOINT_POS}
+        settings = {"action_scale": 0.5, "kp": 35.0, "kd": 0.5, **self._made_with}
+        scale, stiffness, damping = ([settings[name]] * 12 for name in ("action_scale", "kp", "kd"))
+        action |= {"joint_names": JOINTS, "scale": scale, "offset": DEFAULT_JOINT_POS}
         return {
             "observation_groups": {"policy": policy},
             "actions": [action],
             "joint_names": JOINTS,
             "default_joint_pos": DEFAULT_JOINT_POS,
-            "joint_stiffness": [35.0] * 12,
-            "joint_damping": [0.5] * 12,
+            "joint_stiffness": stiffness,
+            "joint_damping": damping,
             "command_names": ["twist"],
         }
 

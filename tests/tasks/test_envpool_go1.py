@@ -160,3 +160,13 @@ def test_penalties_grow_from_a_fifth_to_their_full_weight():
         assert torch.allclose(rewards, other - left_out, atol=1e-6)
         assert (left_out < 0.0).all() == (step < 10)
     assert gentle.common_step_counter == 15
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"action_scale": 0.3, "kp": 20.0, "kd": 1.0}], ids=["own", "changed"]
+)
+def test_a_bundle_states_the_gains_that_the_robot_was_trained_with(settings):
+    told = go1(**settings).describe_robot()
+    (action,) = told["actions"]
+    gains = action["scale"], told["joint_stiffness"], told["joint_damping"]
+    assert gains == tuple([value] * 12 for value in settings.values() or (0.5, 35.0, 0.5))
