@@ -12,7 +12,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -73,6 +72,9 @@ class EnvPoolEnv(VecEnv):
         """
         if task not in envpool.list_all_envs():
             raise ValueError(f"task is {task!r}, expected one of envpool.list_all_envs().")
+        known = envpool.make_spec(task).config._fields
+        if unknown := settings.keys() - known:
+            raise ValueError(f"{task} has no settings {sorted(unknown)}, expected some of {known}.")
         spec = envpool.make_spec(task, **settings)
         config, space = spec.config, cast("Any", spec.action_space)
         if getattr(space, "low", None) is None:
@@ -105,6 +107,7 @@ class EnvPoolEnv(VecEnv):
 
     def seed(self, seed: int) -> None:
         """Start anew with all that follows drawn from a seed."""
+        self.close()  # before the next ones take as much memory
         self._pool = self._pool_of(self.num_envs, seed)
         self.reset()
 
@@ -164,7 +167,7 @@ class EnvPoolEnv(VecEnv):
 
     def close(self) -> None:
         """Free the simulation."""
-        self._pool.close()
+        self._pool: Any = None
 
     def _groups(self, obs: np.ndarray | Mapping[str, np.ndarray]) -> TensorDict:
         groups = obs if isinstance(obs, Mapping) else {"obs": obs}
@@ -202,7 +205,8 @@ def without_pictures(assets: Path) -> Path:
         for folder, _, names in os.walk(assets):
             target = Path(unfinished, Path(folder).relative_to(assets))
             target.mkdir(exist_ok=True)
-            xml = {name for name in names if name.endswith(".xml")} if PLAYGROUND in folder else {}
+            is_playground = PLAYGROUND in str(Path(folder).relative_to(assets))
+            xml = {name for name in names if name.endswith(".xml") and is_playground}
             models = {name: ElementTree.parse(Path(folder, name)) for name in xml}
             _remove_pictures(models)
             for name in names:
@@ -210,7 +214,7 @@ def without_pictures(assets: Path) -> Path:
                     models[name].write(target / name)
                 else:
                     (target / name).symlink_to(Path(folder, name).resolve())
-        with suppress(OSError):  # another process was faster
+        if not copy.exists():  # no other process was faster
             Path(unfinished).rename(copy)
     return copy
 
@@ -238,13 +242,10 @@ def _check_memory(pool_of: Any, num_envs: int) -> None:
         ValueError: If ``num_envs`` need more than is free.
     """
     try:
-        free = next(
-            int(line.split()[1]) / 1024
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
         return
+    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
     pools, resident = [pool_of(1)], resident_mb()  # the first loads the library, too
     pools.append(pool_of(4))
     of_one = (resident_mb() - resident) / 4

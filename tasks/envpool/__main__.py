@@ -6,6 +6,7 @@ The log folder, ``logs/rsl_rl/<task>/<time>_<run name>``, has the form of the ot
 from __future__ import annotations
 
 import argparse
+from copy import deepcopy
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,15 @@ def main() -> None:
     )
     args = parser.parse_intermixed_args()
     experiment = args.task.lower().replace("-", "_")
-    cfg: dict[str, Any] = {"experiment_name": experiment, **AGENTS[args.agent]()}
+    cfg: dict[str, Any] = {"experiment_name": experiment, **deepcopy(AGENTS[args.agent]())}
     settings: dict[str, Any] = cfg.pop("env", {})
     for word in args.settings:
-        (kind, *names), value = setting(word)
-        place = {"env": settings, "agent": cfg}[kind]
+        names, value = setting(word)
+        place: Any = {"env": settings, "agent": cfg}
         for name in names[:-1]:
-            place = place[name]
+            place = place.get(name) if isinstance(place, dict) else None
+        if len(names) < 2 or not isinstance(place, dict):
+            parser.error(f"the setting is {word!r}, expected env.NAME=VALUE or agent.NAME=VALUE")
         place[names[-1]] = value
     torch.manual_seed(args.seed)
     env = TASKS[args.task](args.num_envs, args.seed, args.device, **settings)

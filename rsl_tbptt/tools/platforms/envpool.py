@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -36,10 +36,6 @@ class EnvPool(Platform):
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
         """Return the named task, or the one that is noted."""
         return Trained(task or read_config(checkpoint.parent / ENV)["envpool"], "")
-
-    def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
-        """Return no config: a training's own is in its log folder."""
-        return {}
 
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
