@@ -78,24 +78,6 @@ def between(low: float, high: float, hint: str = "") -> Rule:
 _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 
 
-GONE = {
-    "burn_in_length": "set minibatch_unit to 'env', which recomputes states in every mini-batch.",
-    "dual_clip_param": "leave it out. max_grad_norm bounds each step.",
-    "memory_budget_gb": "set num_micro_batches. An update that runs out of memory is made again"
-    " with twice as many.",
-    "batch_teacher_labels": "leave it out. The teacher labels each step.",
-    "columns": "let the environment make an observation group of these columns.",
-    "delay": "let the environment make an observation group of what comes later.",
-    "teacher_schedule": "leave it out. teacher_coef falls linearly over teacher_updates.",
-    "teacher_return": "set teacher_updates, over which teacher_coef falls linearly.",
-    "imitation_weight": "leave it out. An extension of your own can weigh samples, see"
-    " docs/howto/extensions.md.",
-    "safe_checkpoint_interval": "set save_interval in the runner's config. 'rsl-tbptt latest RUN'"
-    " passes over a file that was not written completely.",
-}
-"""Options of earlier versions by name, with what to do instead."""
-
-
 def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
     """Build a dataclass of options and run the checks in each field's type.
 
@@ -114,8 +96,6 @@ def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: s
     hints = typing.get_type_hints(cls, include_extras=True)
     for name in options:
         if name not in hints:
-            if name in GONE:
-                raise ValueError(f"Option '{name}' of {whose} is gone: {GONE[name]}")
             near = difflib.get_close_matches(str(name), list(hints), n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known options are {list(hints)}."
             raise ValueError(f"Unknown option '{name}' of {whose}: {hint}")

@@ -18,7 +18,6 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.rollout import Samples
 from rsl_tbptt.extensions import (
-    GONE,
     Extension,
     OptionGroup,
     Rule,
@@ -174,8 +173,8 @@ class Head(nn.Sequential):
         for option in ("columns", "delay"):  # of earlier versions
             if state.get(option):
                 raise ValueError(
-                    f"There it has {option} {state[option]}, an option that is gone:"
-                    f" {GONE[option]} Give the head another name to begin anew."
+                    f"There it has {option} {state[option]}, an option that is gone. Give the head"
+                    " another name to begin anew."
                 )
         for option, value in self._meaning.items():
             if state[option] != value:

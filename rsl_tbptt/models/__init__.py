@@ -20,13 +20,8 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: If there is no such public name.
-        ImportError: If rsl_rl is 3.1.2, or the model is gone.
+        ImportError: If rsl_rl is 3.1.2.
     """
-    if name == "ExportedTeacher":
-        raise ImportError(
-            "rsl_tbptt.models.ExportedTeacher is gone: copy examples/exported_teacher.py of"
-            " rsl_tbptt, and name its class for TorchScript or ONNX as class_name of the teacher."
-        )
     if name in __all__:
         require_era(MODELS_ERA, f"rsl_tbptt.models.{name}")
     raise AttributeError(f"module 'rsl_tbptt.models' has no attribute '{name}'")

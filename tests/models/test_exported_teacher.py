@@ -67,10 +67,3 @@ def test_its_outputs_are_the_labels(name, file, make, tmp_path):
     expected = network(stored.observations["privileged"]).detach()
     torch.testing.assert_close(stored.privileged_actions, expected, atol=1e-6, rtol=1e-5)
     assert expected.std() > 0.005  # labels of different steps differ
-
-
-def test_the_class_that_is_gone_names_the_example():
-    for name in ("rsl_tbptt.models:ExportedTeacher", "rsl_tbptt.models.ExportedTeacher"):
-        cfg = {**distillation_cfg(), "teacher": {"class_name": name}}
-        with pytest.raises(ImportError, match=r"is gone: copy examples/exported_teacher\.py"):
-            DistillationRunner(RecallEnv(4, 3), cfg)

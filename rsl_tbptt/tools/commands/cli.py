@@ -18,17 +18,6 @@ from rsl_tbptt.tools.commands.doctor import missing_module, require
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
 
 
-GONE = {
-    "report": "TensorBoard and Weights & Biases show curves, and `rsl-tbptt evaluate` writes"
-    " evaluation.json.",
-    "plan": "an update that runs out of memory repeats itself with twice the micro-batches.",
-    "resume": "the platform's own command continues a training: `isaaclab train --checkpoint"
-    " FILE`, or for mjlab `train TASK --agent.resume True`.",
-    "new": "copy examples/task_isaaclab, task_mjlab or task_rsl_rl from the repository.",
-}
-"""What to do instead of commands of earlier versions."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and say in one line what is wrong with its arguments or files.
 
@@ -55,13 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Parse a command line and run its command.
-
-    Raises:
-        ValueError: If it is one of an earlier version, or see the command.
-    """
-    if words and words[0] in GONE:
-        raise ValueError(f"The command is gone: {GONE[words[0]]}")
+    """Parse a command line and run its command."""
     parser = command_parser()
     args, unknown = parser.parse_known_args(words)
     options = vars(args)
