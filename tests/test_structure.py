@@ -13,7 +13,7 @@ LIMITS = {
     "lines, rsl_tbptt": 11_572,
     "lines, rsl_tbptt/tools": 2_985,
     "lines, rsl_tbptt/algorithms": 3_830,
-    "lines, tests": 18_210,
+    "lines, tests": 18_265,
     "lines, scripts": 2_400,
     "lines, tasks": 1_700,
     "words, manual": 16_930,

@@ -9,11 +9,14 @@ instead of 43 to 77 MB for each environment, and the same trajectories to the bi
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -33,6 +36,8 @@ except ImportError as error:
 
 PLAYGROUND = os.path.join("mujoco", "playground")
 """Folder of MuJoCo Playground's robots among EnvPool's assets."""
+RULES = 1
+"""Version of what :func:`without_pictures` removes, in the name of each copy."""
 REWARD = "reward_"
 """Start of the names by which EnvPool reports each term of a reward."""
 
@@ -70,44 +75,40 @@ class EnvPoolEnv(VecEnv):
             ValueError: If there is no such task, its actions are not continuous, or the machine has
                 less memory than the environments need.
         """
-        if task not in envpool.list_all_envs():
-            raise ValueError(f"task is {task!r}, expected one of envpool.list_all_envs().")
-        known = envpool.make_spec(task).config._fields
-        if unknown := settings.keys() - known:
-            raise ValueError(f"{task} has no settings {sorted(unknown)}, expected some of {known}.")
-        spec = envpool.make_spec(task, **settings)
-        config, space = spec.config, cast("Any", spec.action_space)
-        if getattr(space, "low", None) is None:
-            raise ValueError(f"{task} has the actions {space}, expected continuous ones.")
+        self.settings = _settings_of(task, settings)
         self._task, self.cfg = task, {"task": task, **settings}
         self.num_envs, self.device = num_envs, device
-        self.max_episode_length = config.max_episode_steps
-        self.step_dt = getattr(config, "ctrl_dt", None)
-        self._made_with = {"num_threads": num_threads, **settings}
-        if image_size is None:
-            self._made_with["base_path"] = str(without_pictures(Path(config.base_path)))
-        else:
-            width, height = image_size
-            self._made_with |= {"render_mode": "rgb_array"}
-            self._made_with |= {"render_width": width, "render_height": height}
+        self.max_episode_length = self.settings["max_episode_steps"]
+        self.step_dt = self.settings.get("ctrl_dt")
+        # The time limit is kept here, so that rsl_rl can spread the first episodes over it.
+        self._made_with = {"num_threads": num_threads, **settings, "max_episode_steps": 2**30}
+        if image_size is None and not {"from_pixels", "render_mode"} & settings.keys():
+            assets = without_pictures(Path(self.settings["base_path"]))
+            self._made_with["base_path"] = str(assets)
+        if image_size is not None:
+            size = dict(zip(("render_width", "render_height"), image_size, strict=True))
+            self._made_with |= {"render_mode": "rgb_array", **size}
         _check_memory(lambda number: self._pool_of(number, seed), num_envs)
+        self._pool: Any = None
         self.seed(seed)
+        space = self._pool.action_space
         self.num_actions = space.shape[0]
         self._low, self._high = (
             torch.from_numpy(np.array(bound, np.float32)) for bound in (space.low, space.high)
         )
         limits = {*(-self._low).tolist(), *self._high.tolist()}
-        self.clip_actions = limits.pop() if len(limits) == 1 else None
+        self.clip_actions = max(limits) if len(limits) == 1 and math.inf not in limits else None
         """Bound of the actions, if all have the same; exports repeat it."""
 
     def _pool_of(self, number: int, seed: int) -> Any:
-        # The time limit is kept here, so that rsl_rl can spread the first episodes over it.
-        made_with = self._made_with | {"max_episode_steps": 2**30}
-        return envpool.make_gymnasium(self._task, num_envs=number, seed=seed, **made_with)
+        # EnvPool's own seeds are consecutive: seeds next to each other would share environments.
+        seeds = np.random.SeedSequence(seed).generate_state(number) >> 1  # EnvPool's are int32
+        made_with = {"num_envs": number, "seed": seeds.tolist(), **self._made_with}
+        return envpool.make_gymnasium(self._task, **made_with)
 
     def seed(self, seed: int) -> None:
         """Start anew with all that follows drawn from a seed."""
-        self.close()  # before the next ones take as much memory
+        self._pool = None  # frees its memory before the next one takes as much
         self._pool = self._pool_of(self.num_envs, seed)
         self.reset()
 
@@ -135,7 +136,7 @@ class EnvPoolEnv(VecEnv):
             episode; ``"final_obs"``, the observations before any reset; ``"reward_terms"``, shape
             (N,) by name, as the task reports them; and ``"log"``, their means.
         """
-        clipped = actions.cpu().clamp(self._low, self._high).double().numpy()
+        clipped = actions.cpu().clamp(self._low, self._high).numpy()
         obs, rewards, terminated, truncated, info = self._pool.step(clipped)
         self._obs = self._groups(obs)
         self.episode_length_buf = self.episode_length_buf + 1
@@ -167,16 +168,52 @@ class EnvPoolEnv(VecEnv):
 
     def close(self) -> None:
         """Free the simulation."""
-        self._pool: Any = None
+        self._pool = None
 
     def _groups(self, obs: np.ndarray | Mapping[str, np.ndarray]) -> TensorDict:
         groups = obs if isinstance(obs, Mapping) else {"obs": obs}
-        tensors = {name: self._tensor(values, torch.float32) for name, values in groups.items()}
+        tensors = {
+            name: self._tensor(values[:, None] if values.ndim == 1 else values, torch.float32)
+            for name, values in groups.items()
+        }
         return TensorDict(tensors, batch_size=[len(next(iter(tensors.values())))])
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Copy an array, as EnvPool may reuse its memory."""
         return torch.tensor(array, dtype=dtype, device=self.device)
+
+
+def _settings_of(task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a task, those that a user gives included.
+
+    Raises:
+        ValueError: If there is no such task, it has no such setting or of another type, or its
+            observations and actions do not fit rsl_rl's models.
+    """
+    if task not in envpool.list_all_envs():
+        raise ValueError(f"task is {task!r}, expected one of envpool.list_all_envs().")
+    known = envpool.make_spec(task).config._asdict()
+    for name in settings:
+        if name not in known or name in ("num_envs", "seed"):
+            near = get_close_matches(name, known, cutoff=0.0)
+            raise ValueError(f"{name} is no setting of {task}, expected a name such as {near}.")
+    try:
+        spec = envpool.make_spec(task, **settings)
+    except TypeError as error:
+        raise ValueError(f"{task} refuses the settings {settings}: {error}") from error
+    space, observations = spec.gymnasium_action_space, spec.gymnasium_observation_space
+    groups = getattr(observations, "spaces", {"obs": observations}).values()
+    if not (
+        len(space.shape or ()) == 1
+        and np.issubdtype(space.dtype, np.floating)
+        and spec.config.max_num_players == 1
+        and all(group.shape is not None for group in groups)
+    ):
+        raise ValueError(
+            f"{task} has the actions {space} and the observations {observations}, expected a vector"
+            " of continuous actions for one player, and observations that are not nested."
+        )
+    return spec.config._asdict()
 
 
 def without_pictures(assets: Path) -> Path:
@@ -190,6 +227,9 @@ def without_pictures(assets: Path) -> Path:
 
     Returns:
         The copy; the folder itself if it has no robots of MuJoCo Playground.
+
+    Raises:
+        OSError: If the cache folder cannot be written; ``XDG_CACHE_HOME`` names another.
     """
     if not (assets / PLAYGROUND).is_dir():
         return assets
@@ -197,36 +237,35 @@ def without_pictures(assets: Path) -> Path:
     # The links are to this installation's files, of this release.
     installation = hashlib.sha256(str(assets.resolve()).encode()).hexdigest()[:8]
     release = installed_version(assets.name.replace("_", "-")) or envpool.__version__
-    copy = cache / f"{assets.name}-{release}-{installation}"
+    copy = cache / f"{assets.name}-{release}-{RULES}-{installation}"
     if copy.exists():
         return copy
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as unfinished:
-        for folder, _, names in os.walk(assets):
-            target = Path(unfinished, Path(folder).relative_to(assets))
-            target.mkdir(exist_ok=True)
-            is_playground = PLAYGROUND in str(Path(folder).relative_to(assets))
-            xml = {name for name in names if name.endswith(".xml") and is_playground}
-            models = {name: ElementTree.parse(Path(folder, name)) for name in xml}
-            _remove_pictures(models)
-            for name in names:
-                if name in models:
-                    models[name].write(target / name)
-                else:
-                    (target / name).symlink_to(Path(folder, name).resolve())
-        if not copy.exists():  # no other process was faster
-            Path(unfinished).rename(copy)
+    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as folder:
+        unfinished = Path(folder, copy.name)
+        shutil.copytree(assets.resolve(), unfinished, copy_function=os.symlink)
+        for robot in {path.parent for path in (unfinished / PLAYGROUND).rglob("*.xml")}:
+            models = {path: ElementTree.parse(path) for path in robot.glob("*.xml")}
+            _remove_pictures([*models.values()])
+            for path, model in models.items():
+                path.unlink()  # the link
+                model.write(path)
+        try:
+            unfinished.rename(copy)
+        except OSError:
+            if not copy.exists():  # otherwise another process was faster
+                raise
     return copy
 
 
-def _remove_pictures(models: Mapping[str, Any]) -> None:
+def _remove_pictures(models: Sequence[Any]) -> None:
     """Remove meshes that only pictures show, and textures, from the XML files of a folder."""
-    elements = [element for model in models.values() for element in model.iter()]
+    elements = [element for model in models for element in model.iter()]
     for body in elements:
         for geom in body.findall("geom") if body.find("inertial") is not None else ():
             if geom.get("class", "").startswith("visual") and geom.get("mesh"):
                 body.remove(geom)
-    used = {element.get("mesh") for model in models.values() for element in model.iter()}
+    used = {element.get("mesh") for model in models for element in model.iter()}
     for assets in (element for element in elements if element.tag == "asset"):
         for asset in list(assets):
             name = asset.get("name") or Path(asset.get("file", "")).stem
@@ -235,25 +274,24 @@ def _remove_pictures(models: Mapping[str, Any]) -> None:
             asset.attrib.pop("texture", None)
 
 
-def _check_memory(pool_of: Any, num_envs: int) -> None:
-    """Measure the memory of a few environments, where the system tells.
+def _check_memory(pool_of: Callable[[int], Any], num_envs: int) -> None:
+    """Measure the memory of a few environments if many are asked for, where the system tells.
 
     Raises:
         ValueError: If ``num_envs`` need more than is free.
     """
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+    known = Path("/proc/meminfo")
+    if num_envs <= 16 or not known.exists():
         return
-    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+    amounts = dict(line.split(":") for line in known.read_text().splitlines())
+    free = int(amounts["MemAvailable"].split()[0]) / 1024
     pools, resident = [pool_of(1)], resident_mb()  # the first loads the library, too
     pools.append(pool_of(4))
     of_one = (resident_mb() - resident) / 4
     if of_one * num_envs > free:
-        most = int(free / of_one)
         raise ValueError(
-            f"num_envs is {num_envs}, expected at most {most}: an environment takes {of_one:.0f} MB"
-            f" of the {free:.0f} MB that are free."
+            f"num_envs is {num_envs}, expected at most {int(free / of_one)}: an environment takes"
+            f" {of_one:.0f} MB of the {free:.0f} MB that are free."
         )
 
 

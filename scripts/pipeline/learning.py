@@ -88,6 +88,7 @@ COSTS = {
     "policy": ("policy", "{}"),
     "falls": ("falls", "{:.1%}"),
     "velocity_error": ("velocity error, m/s", "{:.3f}"),
+    "jitter": ("jitter", "{:.2f}"),
     "parameters": ("parameters", "{:,}"),
     **{f"steps_{goal}": (f"million steps to {goal:.0%}", "{:.2f}") for goal in GOALS},
     **{f"seconds_{goal}": (f"seconds to {goal:.0%}", "{:.0f}") for goal in GOALS},
@@ -249,6 +250,7 @@ def _costs(learning: Learning, goal: float) -> Row:
     row: Row = {
         "falls": None if timed_out is None else 1 - timed_out,
         "velocity_error": evaluation.get("velocity_error"),
+        "jitter": evaluation.get("jitter"),
         "parameters": learning.num_parameters,
         "collecting": sum(learning.collecting.values()) or None,
         "learning": sum(learning.learning.values()) or None,

@@ -11,20 +11,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
 from rsl_tbptt.compat.versions import resolve_callable
 from rsl_tbptt.files import ENV, complete
-from rsl_tbptt.tools.platforms.envpool import setting
-from rsl_tbptt_tasks.envpool import AGENTS, TASKS
+from rsl_tbptt.tools.platforms.envpool import registered_tasks, setting
+from rsl_tbptt_tasks.envpool import AGENTS
 
 
 def main() -> None:
     """Train as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m rsl_tbptt_tasks.envpool", description=__doc__)
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("agent", choices=AGENTS)
+    parser.add_argument("task", choices=(tasks := registered_tasks()))
+    parser.add_argument("agent", help=f"one of {', '.join(AGENTS)}, or module:function of your own")
     parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--iterations", type=int, help="in place of the agent's own number")
     parser.add_argument("--seed", type=int, default=1, help="of environments and networks")
@@ -38,8 +39,9 @@ def main() -> None:
         help="of the task, such as env.history=5, or of the agent: agent.algorithm.gamma=0.98",
     )
     args = parser.parse_intermixed_args()
+    agent = AGENTS.get(args.agent) or resolve_callable(args.agent)
     experiment = args.task.lower().replace("-", "_")
-    cfg: dict[str, Any] = {"experiment_name": experiment, **deepcopy(AGENTS[args.agent]())}
+    cfg: dict[str, Any] = {"experiment_name": experiment, **deepcopy(agent())}
     settings: dict[str, Any] = cfg.pop("env", {})
     for word in args.settings:
         names, value = setting(word)
@@ -50,14 +52,19 @@ def main() -> None:
             parser.error(f"the setting is {word!r}, expected env.NAME=VALUE or agent.NAME=VALUE")
         place[names[-1]] = value
     torch.manual_seed(args.seed)
-    env = TASKS[args.task](args.num_envs, args.seed, args.device, **settings)
+    env = tasks[args.task](args.num_envs, args.seed, args.device, **settings)
     started = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = Path("logs", "rsl_rl", experiment, f"{started}_{args.run_name or args.agent}")
+    folder = Path(
+        "logs", "rsl_rl", experiment, f"{started}_{args.run_name or args.agent.split(':')[-1]}"
+    )
     with complete(folder / ENV) as unfinished:
         unfinished.write_text(yaml.safe_dump({"envpool": args.task, "settings": settings}))
     runner = resolve_callable(cfg.pop("runner"))(env, cfg, str(folder), args.device)
     if args.checkpoint:
         runner.load(args.checkpoint)
+        if runner.num_iterations:  # the rest of a training does not repeat its first episodes
+            drawn = np.random.SeedSequence([args.seed, runner.num_iterations])
+            env.seed(int(drawn.generate_state(1)[0]))
     runner.learn(args.iterations or cfg["max_iterations"], init_at_random_ep_len=True)
 
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.integrations.envpool import EnvPoolEnv
 
 WEIGHTS = {
+    "action_rate_scale": -0.05,
     "tracking_lin_vel_scale": 1.5,
     "tracking_ang_vel_scale": 0.75,
     "termination_scale": -50.0,
@@ -36,6 +38,8 @@ WEIGHTS = {
 }
 """Weights that are not Playground's own. Tracking counts more, effort and style of gait less.
 A fall costs: Playground cuts the sum of a step's terms at 0, so that falls are free."""
+ACTION_LIMITS_SCALE = -0.1
+"""Weight of the square of what actions are beyond 1 and -1, which the robot does not see."""
 REWARD_GAIN = 0.1
 """Of the sum of a step's terms."""
 JOINTS = tuple(
@@ -79,10 +83,22 @@ class Faults:
     """Standard deviation of what is added to every action at a push, once in 2 s on average. It
     fades by a fifth in each step."""
 
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: If one is not in its range.
+        """
+        if not 0.0 < self.motor_gain[0] <= self.motor_gain[1]:
+            raise ValueError(f"motor_gain is {self.motor_gain}, expected 0 < lowest <= highest.")
+        for name, value in vars(self).items():
+            if name != "motor_gain" and not value >= 0:
+                raise ValueError(f"{name} is {value}, expected at least 0.")
+
     @property
     def in_motors(self) -> bool:
         """Whether anything is wrong with what actions do, which a teacher has to see."""
-        return self.motor_gain != (1.0, 1.0) or self.action_delay > 0 or self.push > 0.0
+        return tuple(self.motor_gain) != (1.0, 1.0) or self.action_delay > 0 or self.push > 0.0
 
 
 FAULTLESS = Faults(
@@ -131,9 +147,14 @@ class Go1Env(EnvPoolEnv):
                 full ones a robot that cannot walk yet learns to stand still.
             **options: Fields of the faults that differ, options of :class:`EnvPoolEnv`, and
                 settings of the task.
+
+        Raises:
+            ValueError: If one of them is unknown or out of its range.
         """
         bounds = {field.name for field in fields(Faults)} & options.keys()
         self.faults = replace(faults, **{name: options.pop(name) for name in bounds})
+        if history < 1:
+            raise ValueError(f"history is {history}, expected at least 1.")
         self.history, self._gentle_steps = history, gentle_steps
         self.common_step_counter = 0
         """Steps so far, under the name by which a checkpoint keeps it."""
@@ -142,7 +163,11 @@ class Go1Env(EnvPoolEnv):
 
     def seed(self, seed: int) -> None:
         """Start anew with all that follows drawn from a seed."""
-        self._generator = torch.Generator().manual_seed(seed)
+        # Apart, so that pushes do not depend on which robots have fallen.
+        self._of_episodes, self._of_steps = (
+            torch.Generator().manual_seed(int(drawn))
+            for drawn in np.random.SeedSequence(seed).generate_state(2)
+        )
         super().seed(seed)
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
@@ -178,7 +203,7 @@ class Go1Env(EnvPoolEnv):
         faults, robots = self.faults, torch.arange(self.num_envs)
         self._sent = torch.cat((actions.cpu().clamp(-1.0, 1.0)[None], self._sent[:-1]))
         pushed = self._happens()[:, None]
-        drawn = faults.push * torch.randn(self._push.shape, generator=self._generator)
+        drawn = faults.push * torch.randn(self._push.shape, generator=self._of_steps)
         self._push = torch.where(pushed, drawn, 0.8 * self._push)
         arriving = self._sent[self._actions_late, robots] * self._gain + self._push
         _, _, dones, extras = super().step(arriving)
@@ -189,10 +214,13 @@ class Go1Env(EnvPoolEnv):
         self._sense(last, self._silent > 0)
         self._silent = torch.where(self._happens(), float(faults.silence), self._silent - 1.0)
         extras |= {"final_obs": self._seen(last), "velocity_error": error}
+        beyond = (actions.abs() - 1.0).clamp(min=0.0).square().sum(-1)
+        terms = {**extras["reward_terms"], "action_limits": ACTION_LIMITS_SCALE * beyond}
+        extras["reward_terms"] = {name: REWARD_GAIN * term for name, term in terms.items()}
         terms = torch.stack([*extras["reward_terms"].values()])
         walked, gentle = self.common_step_counter, self._gentle_steps
         penalties = 0.2 + 0.8 * walked / gentle if walked < gentle else 1.0
-        rewards = REWARD_GAIN * (terms.clamp(min=0.0) + penalties * terms.clamp(max=0.0)).sum(0)
+        rewards = (terms.clamp(min=0.0) + penalties * terms.clamp(max=0.0)).sum(0)
         self.common_step_counter += 1
         first = super().get_observations()
         if (begins := dones.nonzero().squeeze(1).cpu()).numel():
@@ -209,16 +237,16 @@ class Go1Env(EnvPoolEnv):
                 for name, width in TERMS.items()
             ]
         action = {"name": "joint_pos", "kind": "JointPositionAction", "width": 12}
-        settings = {"action_scale": 0.5, "kp": 35.0, "kd": 0.5, **self._made_with}
-        scale, stiffness, damping = ([settings[name]] * 12 for name in ("action_scale", "kp", "kd"))
-        action |= {"joint_names": JOINTS, "scale": scale, "offset": DEFAULT_JOINT_POS}
+        gains = {name: [self.settings[name]] * 12 for name in ("action_scale", "kp", "kd")}
+        scaled = {"scale": gains["action_scale"], "offset": DEFAULT_JOINT_POS}
+        action |= {"joint_names": JOINTS, **scaled}
         return {
             "observation_groups": {"policy": policy},
             "actions": [action],
             "joint_names": JOINTS,
             "default_joint_pos": DEFAULT_JOINT_POS,
-            "joint_stiffness": stiffness,
-            "joint_damping": damping,
+            "joint_stiffness": gains["kp"],
+            "joint_damping": gains["kd"],
             "command_names": ["twist"],
         }
 
@@ -227,10 +255,10 @@ class Go1Env(EnvPoolEnv):
         faults = self.faults
 
         def uniform(width: int, low: float, high: float) -> torch.Tensor:
-            return low + (high - low) * torch.rand(len(ids), width, generator=self._generator)
+            return low + (high - low) * torch.rand(len(ids), width, generator=self._of_episodes)
 
         def up_to(steps: int) -> torch.Tensor:
-            return torch.randint(steps + 1, (len(ids),), generator=self._generator)
+            return torch.randint(steps + 1, (len(ids),), generator=self._of_episodes)
 
         self._offset[ids] = uniform(12, -faults.joint_offset, faults.joint_offset)
         self._bias[ids] = uniform(3, -faults.gyro_bias, faults.gyro_bias)
@@ -271,4 +299,4 @@ class Go1Env(EnvPoolEnv):
 
     def _happens(self) -> torch.Tensor:
         """Draw for each environment whether something rare happens in a step."""
-        return torch.rand(self.num_envs, generator=self._generator) < PER_STEP
+        return torch.rand(self.num_envs, generator=self._of_steps) < PER_STEP

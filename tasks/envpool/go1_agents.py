@@ -68,6 +68,7 @@ def memoryless() -> dict[str, Any]:
 def recurrent() -> dict[str, Any]:
     """Return PPO on the student's sensors, from scratch or from a student."""
     return teacher() | {
+        "env": {"gentle_steps": 4_000},
         "num_steps_per_env": 24,
         "obs_groups": {"actor": ["policy"], "critic": ["privileged"]},
         "algorithm": {**PPO, "gradient_length": 24},

@@ -17,6 +17,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning"
 GO1, ROUGH = "Go1JoystickFlatTerrain-v1", "Go1JoystickRoughTerrain-v1"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Copy assets by today's rules, whatever is in the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def actions_of(env, step):
     """Return wild actions for each environment's own number of steps."""
     draws = [np.random.default_rng([n, int(s)]) for n, s in enumerate(step)]
@@ -25,7 +33,8 @@ def actions_of(env, step):
 
 def own_stream(task, num_envs, seed, steps):
     """Step EnvPool as it is: each environment's observations, (observation, reward, terminated)."""
-    env = envpool.make_gymnasium(task, num_envs=num_envs, seed=seed, num_threads=1)
+    seeds = (np.random.SeedSequence(seed).generate_state(num_envs) >> 1).tolist()
+    env = envpool.make_gymnasium(task, num_envs=num_envs, seed=seeds, num_threads=1)
     obs, _ = env.reset()
     seen = [[(obs["state"][n].copy(), 0.0, False)] for n in range(num_envs)]
     taken, ended = np.zeros(num_envs, int), np.zeros(num_envs, bool)
@@ -151,6 +160,24 @@ def test_the_seed_decides_all_that_is_drawn():
     assert torch.equal(one.get_observations()["state"], first)
 
 
+def test_seeds_next_to_each_other_share_no_environment():
+    first = [EnvPoolEnv(GO1, 4, seed, num_threads=1).get_observations() for seed in range(3)]
+    states = torch.cat([obs["state"] for obs in first])
+    assert len(states.unique(dim=0)) == 12
+
+
+def test_an_observation_of_one_number_has_a_dimension_of_its_own():
+    class Counting(EnvPoolEnv):
+        def _pool_of(self, number, seed):
+            pool = super()._pool_of(number, seed)
+            reset = pool.reset
+            pool.reset = lambda *ids: ({"angle": reset(*ids)[0][:, 0]}, {})
+            return pool
+
+    env = Counting("Pendulum-v1", 3, num_threads=1)
+    assert env.get_observations()["angle"].shape == (3, 1)
+
+
 def test_more_environments_than_memory_holds_are_refused():
     with pytest.raises(ValueError, match=r"num_envs is 100000, expected at most \d+: an environ"):
         EnvPoolEnv(GO1, 100_000, image_size=(8, 8))
@@ -158,11 +185,27 @@ def test_more_environments_than_memory_holds_are_refused():
 
 @pytest.mark.parametrize(
     ("task", "message"),
-    [("Go1-v9", r"task is 'Go1-v9', expected one of"), ("CartPole-v1", "expected continuous")],
+    [
+        ("Go1-v9", r"task is 'Go1-v9', expected one of"),
+        ("CartPole-v1", r"has the actions Discrete\(2\).*expected a vector of continuous actions"),
+    ],
 )
 def test_a_task_that_does_not_fit_is_named(task, message):
     with pytest.raises(ValueError, match=message):
         EnvPoolEnv(task, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"orientation_scal": -1.0}, "orientation_scal is no setting of .*such as .'orientation_s"),
+        ({"seeds": 3}, "seeds is no setting of"),
+        ({"kp": "stiff"}, "refuses the settings {'kp': 'stiff'}"),
+    ],
+)
+def test_a_setting_that_the_task_does_not_take_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EnvPoolEnv(GO1, 2, **settings)
 
 
 def test_robots_are_rendered():

@@ -1,5 +1,6 @@
 """Go1 on CPU cores: what student and teacher see, and what is wrong with the robots."""
 
+import re
 from typing import Any
 
 import pytest
@@ -16,15 +17,15 @@ N, SENSORS = 6, 30
 def plain_env(**options):
     """Return EnvPool's own environments with the task's weights."""
     task = "Go1JoystickFlatTerrain-v1"
-    return EnvPoolEnv(task, N, 3, num_threads=1, **{**WEIGHTS, **options})
+    return EnvPoolEnv(task, N, 4, num_threads=1, **{**WEIGHTS, **options})
 
 
 def go1(**options):
-    return Go1Env("Flat", N, 3, num_threads=1, **options)
+    return Go1Env("Flat", N, 4, num_threads=1, **options)
 
 
 def actions_at(step):
-    return 0.25 * torch.randn(N, 12, generator=torch.Generator().manual_seed(step))
+    return 0.15 * torch.randn(N, 12, generator=torch.Generator().manual_seed(step))
 
 
 def rollout(env, steps, change=lambda step, actions: actions) -> Any:
@@ -88,8 +89,8 @@ def test_an_end_draws_new_errors_and_clears_the_past():
 
 
 def test_actions_arrive_late_weak_and_pushed_and_the_teacher_sees_it():
-    env = go1(motor_gain=(0.8, 1.1), action_delay=1, push=0.5)
-    seen, applied = rollout(env, 40)["privileged"], []
+    env = go1(motor_gain=(0.8, 1.1), action_delay=1, push=0.3)
+    seen, applied = rollout(env, 30)["privileged"], []
     gain, push, late = seen[..., -25:].split((12, 12, 1), dim=-1)
     assert ((gain >= 0.8) & (gain <= 1.1)).all()
     assert torch.equal(gain, gain[:1].expand_as(gain))
@@ -102,17 +103,33 @@ def test_actions_arrive_late_weak_and_pushed_and_the_teacher_sees_it():
         applied.append(sent)
         return sent * gain[0] + push[step + 1]
 
-    plain = rollout(plain_env(), 40, change)
+    plain = rollout(plain_env(), 30, change)
     assert torch.allclose(seen[..., 48:123], plain["privileged_state"][..., 48:], atol=1e-4)
-    assert not torch.equal(torch.stack(applied), torch.stack([*map(actions_at, range(40))]))
+    assert not torch.equal(torch.stack(applied), torch.stack([*map(actions_at, range(30))]))
+
+
+def test_pushes_do_not_depend_on_which_robots_have_fallen():
+    drawn = []
+    for limit in (4, 1000):
+        env, pushes = go1(push=0.3, max_episode_steps=limit), [torch.zeros(N, 12)]
+        for step in range(40):
+            _, _, _, extras = env.step(actions_at(step))
+            pushes.append(extras["final_obs"]["privileged"][:, -13:-1])
+        now, before = torch.stack(pushes[1:]), torch.stack(pushes[:-1])
+        drawn.append(torch.where(torch.isclose(now, 0.8 * before), 0.0, now))
+    short, long = drawn
+    assert (long.abs().amax(-1) > 0.0).sum() > 1
+    steps = (long != 0.0).any(-1) & (short != 0.0).any(-1)
+    assert torch.equal(short[steps], long[steps])
+    assert steps.sum() >= (long != 0.0).any(-1).sum() - 1
 
 
 def test_a_silent_sensor_shows_its_last_values():
-    seen = rollout(go1(silence=5), 40)["policy"]
+    seen = rollout(go1(silence=5), 30)["policy"]
     held = (seen[1:, :, :SENSORS] == seen[:-1, :, :SENSORS]).all(-1)
     assert held.any()
     assert not held.all(0).any()
-    runs = torch.stack([held[step : step + 5].all(0) for step in range(35)])
+    runs = torch.stack([held[step : step + 5].all(0) for step in range(25)])
     assert runs.any()
     assert not (seen[1:, :, SENSORS : SENSORS + 12] == seen[:-1, :, SENSORS : SENSORS + 12]).all()
 
@@ -128,16 +145,22 @@ def test_a_history_is_the_last_steps_the_oldest_first():
 def test_reward_and_velocity_error_are_of_the_command_before_the_step():
     env, plain = go1(), plain_env()
     for step in range(30):
-        _, rewards, _, extras = env.step(actions_at(step))
-        _, own, *_, other = plain.step(actions_at(step))
+        actions = 5.0 * actions_at(step)  # some are beyond 1
+        _, rewards, _, extras = env.step(actions)
+        _, own, *_, other = plain.step(actions)
         terms = extras["reward_terms"]
-        assert all(
-            torch.equal(terms[name], values) for name, values in other["reward_terms"].items()
-        )
         total = torch.stack([*terms.values()]).sum(0)
-        assert torch.allclose(rewards, 0.1 * total)  # not cut at 0, as EnvPool's own
-        assert torch.allclose(own, (0.02 * total).clamp(min=0.0), atol=1e-6)
-        expected = 1.5 * torch.exp(-extras["velocity_error"].square() / 0.25)
+        assert torch.allclose(rewards, total)  # not cut at 0, as EnvPool's own
+        beyond = (actions.abs() - 1.0).clamp(min=0.0).square().sum(-1)
+        limits = terms.pop("action_limits")
+        assert torch.allclose(limits, -0.01 * beyond)
+        assert terms.keys() == other["reward_terms"].keys()
+        assert all(
+            torch.allclose(values, 0.1 * other["reward_terms"][name])
+            for name, values in terms.items()
+        )
+        assert torch.allclose(own, (0.2 * (total - limits)).clamp(min=0.0), atol=1e-6)
+        expected = 0.15 * torch.exp(-extras["velocity_error"].square() / 0.25)
         assert torch.allclose(terms["tracking_lin_vel"], expected, atol=1e-5)
 
 
@@ -148,6 +171,16 @@ def test_fields_of_the_faults_are_settings():
     assert go1().faults == FAULTLESS
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"observation_delay": -1}, {"push": -0.1}, {"motor_gain": (1.1, 0.8)}, {"history": 0}],
+)
+def test_a_fault_out_of_its_range_is_named(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"{name} is {re.escape(str(value))}, expected"):
+        go1(**settings)
+
+
 def test_penalties_grow_from_a_fifth_to_their_full_weight():
     gentle, full = go1(gentle_steps=10), go1()
     for step in range(15):
@@ -156,7 +189,7 @@ def test_penalties_grow_from_a_fifth_to_their_full_weight():
         )
         terms = torch.stack([*extras["reward_terms"].values()])
         share = min(0.2 + 0.08 * step, 1.0)
-        left_out = (1.0 - share) * 0.1 * terms.clamp(max=0.0).sum(0)
+        left_out = (1.0 - share) * terms.clamp(max=0.0).sum(0)
         assert torch.allclose(rewards, other - left_out, atol=1e-6)
         assert (left_out < 0.0).all() == (step < 10)
     assert gentle.common_step_counter == 15

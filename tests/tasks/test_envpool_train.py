@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ pytest.importorskip("envpool", reason="EnvPool needs Python 3.11")
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.tools.commands.cli import main as rsl_tbptt
 from rsl_tbptt_tasks.envpool import __main__ as training
+from rsl_tbptt_tasks.envpool import go1_agents
+from rsl_tbptt_tasks.envpool.go1 import Faults, Go1Env
 
 TASK = "Tbptt-Go1-Rough-Real"
 SMALL = ["--num-envs", "8", "--iterations", "2", "env.num_threads=1"]
@@ -25,7 +28,7 @@ def train(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("envpool"))
 
         def run(agent, *words):
-            name = f"{agent}{len(list(Path().glob('logs/*/*/*')))}"
+            name = f"{agent.split(':')[-1]}{len(list(Path().glob('logs/*/*/*')))}"
             patch.setattr(sys, "argv", ["-", TASK, agent, *SMALL, *words, "--run-name", name])
             training.main()
             (folder,) = Path("logs", "rsl_rl").glob(f"*/*_{name}")
@@ -88,12 +91,15 @@ def test_a_mistyped_setting_is_named(train, capsys):
     with pytest.raises(SystemExit):
         train("teacher", "history=5")
     assert "the setting is 'history=5', expected env.NAME=VALUE" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"Terrain-v1 has no settings \['histroy'\], exp"):
+    with pytest.raises(ValueError, match="histroy is no setting of Go1Joystick"):
         train("teacher", "env.histroy=5")
 
 
-def test_a_training_goes_on_from_its_checkpoint(train, student):
+def test_a_training_goes_on_from_its_checkpoint_with_other_episodes(train, student, monkeypatch):
+    seeds, seed = [], Go1Env.seed
+    monkeypatch.setattr(Go1Env, "seed", lambda env, new: (seeds.append(new), seed(env, new)))
     resumed = train("student", "--checkpoint", str(student))
+    assert len(set(seeds)) == 2  # of the first part, whose episodes are not repeated, and its own
     newest = torch.load(resumed, weights_only=True)
     steps = [
         {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
@@ -107,6 +113,20 @@ def test_settings_reach_task_and_agent(train, teacher):
     checkpoint = train("memoryless", *words)
     first = weights(checkpoint, "student")["mlp.0.weight"]
     assert first.shape == (8, 5 * 45)
+
+
+def own_agent():
+    agent = go1_agents.memoryless()
+    return agent | {"student": {**agent["student"], "hidden_dims": [6]}}
+
+
+def test_an_agent_and_a_task_of_ones_own_are_trained(train, teacher, monkeypatch):
+    tasks = {TASK: partial(Go1Env, "Flat", faults=Faults())}
+    monkeypatch.setattr(training, "registered_tasks", lambda: tasks)
+    checkpoint = train(f"{__name__}:own_agent", "--checkpoint", str(teacher))
+    assert weights(checkpoint, "student")["mlp.0.weight"].shape == (6, 45)
+    with pytest.raises(ValueError, match="Could not resolve 'techer'"):
+        train("techer")
 
 
 def test_robots_are_filmed(student, tmp_path):

@@ -182,9 +182,14 @@ def test_envpool_simulates_a_registered_task_with_settings(checkpoint, registere
     assert platform_of(checkpoint) == "envpool"
     assert envpool.find_trained(checkpoint) == Trained("Mine", "")
     assert envpool.find_trained(checkpoint, "Other") == Trained("Other", "")
-    words = ["env.history=5", "env.motor_gain=(0.8, 1.1)", "env.task=walk"]
+    (checkpoint.parent / "params" / "env.yaml").write_text("sim: {}\n")
+    with pytest.raises(ValueError, match=r"--task is missing: params/env\.yaml of .* notes no"):
+        envpool.find_trained(checkpoint)
+    words = ["env.history=5", "env.motor_gain=(0.8, 1.1)", "env.task=walk", "env.kp=1e-3"]
+    words += ["env.on=true", "env.off=None"]
     with simulated(envpool, "Mine", overrides=words, image_size=(4, 3)) as env:
-        settings = {"history": 5, "motor_gain": (0.8, 1.1), "task": "walk", "image_size": (4, 3)}
+        settings = {"history": 5, "motor_gain": (0.8, 1.1), "task": "walk", "kp": 1e-3}
+        settings |= {"on": True, "off": None, "image_size": (4, 3)}
         assert env.made == ((2, 5, "cpu"), settings)
 
 

@@ -152,7 +152,7 @@ def check_platform(platform: Platform) -> str:
     packages = {name: releases[name] for name in platform.PACKAGES}
     if rsl_rl_era() != MODELS_ERA:
         return f"{_named(packages)}; trains with rsl_tbptt.integrations.rsl_rl_v3"
-    if platform.TASKS is None or platform.PROGRAM is None:
+    if platform.TASKS is None:
         return _named(packages)
     _refuse_missing(packages, platform.EXTRA)
     names = sorted(point.name for point in entry_points(group=platform.TASKS))
@@ -161,7 +161,8 @@ def check_platform(platform: Platform) -> str:
             f"{platform.TASKS} has {names}, expected rsl_tbptt among them: install this package"
             " again."
         )
-    return f"{_named(packages)}; tasks registered; {executable([platform.PROGRAM])[0]}"
+    registered = f"{_named(packages)}; tasks registered"
+    return f"{registered}; {executable([platform.PROGRAM])[0]}" if platform.PROGRAM else registered
 
 
 def lacking_tools() -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from ast import literal_eval
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,15 @@ class EnvPool(Platform):
         return path.is_file() and path.read_text("utf-8", "replace").startswith("envpool:")
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
-        """Return the named task, or the one that is noted."""
-        return Trained(task or read_config(checkpoint.parent / ENV)["envpool"], "")
+        """Return the named task, or the one that is noted.
+
+        Raises:
+            ValueError: If none is.
+        """
+        noted = task or read_config(checkpoint.parent / ENV).get("envpool")
+        if noted is None:
+            raise ValueError(f"--task is missing: {ENV} of {checkpoint} notes no task of EnvPool.")
+        return Trained(noted, "")
 
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
@@ -52,8 +60,13 @@ class EnvPool(Platform):
             settings[names[1]] = value
         if simulation.image_size is not None:
             settings["image_size"] = simulation.image_size
-        make = _task(simulation.task)
-        made = make(simulation.num_envs, simulation.seed, simulation.device, **settings)
+        tasks = registered_tasks()
+        if (task := simulation.task) not in tasks:
+            raise ValueError(
+                f"The task is '{task}', expected one of {sorted(tasks)}: a package that registers"
+                " more has to be installed, or installed again since it does."
+            )
+        made = tasks[task](simulation.num_envs, simulation.seed, simulation.device, **settings)
         with closing(made) as env:
             yield env
 
@@ -73,7 +86,7 @@ def setting(word: str) -> tuple[list[str], Any]:
     """Return the names and the value of a setting.
 
     Args:
-        word: ``FIRST.NAME=VALUE`` with a value as in Python, or else a text.
+        word: ``FIRST.NAME=VALUE`` with a value as in JSON or Python, or else a text.
 
     Raises:
         ValueError: If there is no value.
@@ -81,21 +94,15 @@ def setting(word: str) -> tuple[list[str], Any]:
     name, equals, text = word.partition("=")
     if not (name and equals):
         raise ValueError(f"The setting is {word!r}, expected NAME=VALUE.")
-    try:
-        return name.split("."), literal_eval(text)
-    except (ValueError, SyntaxError):
-        return name.split("."), text
+    for parse in (json.loads, literal_eval):
+        with suppress(ValueError, SyntaxError):
+            return name.split("."), parse(text)
+    return name.split("."), text
 
 
-def _task(name: str) -> Callable[..., Any]:
-    """Return the function that makes the environments of a task.
-
-    Raises:
-        ValueError: If there is none.
-    """
+def registered_tasks() -> dict[str, Callable[..., Any]]:
+    """Return the functions that make the environments of all registered tasks, by id."""
     tasks: dict[str, Callable[..., Any]] = {}
     for point in entry_points(group=GROUP):
         tasks |= point.load().TASKS
-    if name not in tasks:
-        raise ValueError(f"The task is '{name}', expected one of {sorted(tasks)}.")
-    return tasks[name]
+    return tasks

@@ -385,8 +385,8 @@ class EpisodeFacts:
             JSON values: ``ended_by``, the share of episodes that ended for each reason, by name;
             ``timed_out``, the share that ended by time; ``success_rate``; and ``reward_terms``, the
             mean sum of each term over an episode, by name; ``velocity_error`` in the plane, in
-            m/s, its mean over all steps; and ``jitter``, the mean square of the actions' second
-            difference. Unknown values are left out.
+            m/s, its mean over all steps; and ``jitter``, the mean square of the second
+            difference of the policy's actions, before any clipping. Unknown values are left out.
         """
         shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
         found: dict[str, Any] = {}

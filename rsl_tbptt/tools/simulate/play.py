@@ -154,13 +154,18 @@ def record(
 
 @torch.inference_mode()
 def film(run: Run | Deployed, seconds: float, **options: Any) -> Film:
-    """Film the first episodes of a policy; see :func:`record`."""
+    """Film the first episodes of a policy; see :func:`record`.
+
+    Raises:
+        ValueError: If nothing tells how long a step of the task lasts.
+    """
     from rsl_tbptt.tools.simulate.evaluate import run_first_episodes, started
 
     width, height = (OVERSAMPLING * pixels for pixels in SIZE)
     with started(run, image_size=(width, height), **options) as start:
         step_seconds = run.platform.step_seconds(start.env)
-        assert step_seconds is not None  # of platforms that render
+        if step_seconds is None:
+            raise ValueError(f"step_dt of {start.task} is None, expected the seconds of a step.")
         stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
         render, images = run.platform.renderer(start.env), []
         groups = getattr(start.policy, "obs_groups_2d", ())
