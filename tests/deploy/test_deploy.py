@@ -50,8 +50,9 @@ def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
     check_replay(bundle)
 
 
-def test_the_published_student_of_go1_repeats_its_recording():
-    bundle = Path(__file__).parents[2] / "examples" / "go1_flat_student"
+@pytest.mark.parametrize("student", ["go1_flat_student", "go1_real_student"])
+def test_a_published_student_of_go1_repeats_its_recording(student):
+    bundle = Path(__file__).parents[2] / "examples" / student
     check_replay(bundle)
     assert sum(file.stat().st_size for file in bundle.iterdir()) < 2.5e6
 
