@@ -19,14 +19,16 @@ from gaitkeeper.policy import OnnxPolicy
 from mjlab.asset_zoo.robots.unitree_go1 import go1_constants
 from mjlab.entity import Entity
 
-BUNDLE = Path(__file__).parents[2] / "examples" / "go1_flat_student"
-POLICY = BUNDLE / "policy.onnx"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BUNDLES = [EXAMPLES / "go1_flat_student", EXAMPLES / "go1_real_student"]
+published = pytest.mark.parametrize("bundle", BUNDLES, ids=["mjlab", "EnvPool"])
 CONTROL_STEP = ("--set", "timing.policy_dt=0.02")
 
 
-def gaitkeeper(folder, *words):
-    """Run a command on the bundle in a folder, and return its output and status."""
-    command = [sys.executable, "-m", "gaitkeeper.cli", words[0], "--onnx", str(POLICY), *words[1:]]
+def gaitkeeper(bundle, folder, *words):
+    """Run a command on a bundle in a folder, and return its output and status."""
+    policy = str(bundle / "policy.onnx")
+    command = [sys.executable, "-m", "gaitkeeper.cli", words[0], "--onnx", policy, *words[1:]]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     return done.stdout + done.stderr, done.returncode
 
@@ -41,17 +43,18 @@ def write_scene(path):
     path.write_text(spec.to_xml())
 
 
-def test_gaitkeeper_reads_what_the_robot_needs(tmp_path):
-    printed, status = gaitkeeper(tmp_path, "inspect", "--out", "contract.yaml")
+@published
+def test_gaitkeeper_reads_what_the_robot_needs(bundle, tmp_path):
+    printed, status = gaitkeeper(bundle, tmp_path, "inspect", "--out", "contract.yaml")
     assert status == 0, printed
     contract = yaml.safe_load((tmp_path / "contract.yaml").read_text())
-    described = json.loads((BUNDLE / "policy.json").read_text())
-    robot, terms = described["robot"], described["observation_groups"]["actor"]["terms"]
+    described = json.loads((bundle / "policy.json").read_text())
+    robot, (group,) = described["robot"], described["observation_groups"].values()
     (action,) = robot["actions"]
     assert contract["policy_io"]["joints"]["names"] == action["joint_names"]
     read = contract["policy_io"]["observation_groups"]["policy"]["terms"]
     assert [(term["source_name"], term["dim"]) for term in read] == [
-        (term["name"], *term["shape"]) for term in terms
+        (term["name"], *term["shape"]) for term in group["terms"]
     ]
     control = contract["control"]
     for key, values in (
@@ -63,21 +66,25 @@ def test_gaitkeeper_reads_what_the_robot_needs(tmp_path):
         assert [key[joint] for joint in action["joint_names"]] == pytest.approx(values)
 
 
-def test_gaitkeeper_replays_the_recorded_trajectory():
-    golden = np.load(BUNDLE / "golden.npz")
+@published
+def test_gaitkeeper_replays_the_recorded_trajectory(bundle):
+    golden = np.load(bundle / "golden.npz")
+    (group,) = (name for name in golden.files if name.startswith("obs/"))
     assert golden["reset"].sum() > 1
-    actions = OnnxPolicy(POLICY)(golden["obs/actor"], reset=golden["reset"])
+    actions = OnnxPolicy(bundle / "policy.onnx")(golden[group], reset=golden["reset"])
     np.testing.assert_allclose(actions, golden["actions"], atol=1e-5)
 
 
 def test_the_student_walks_in_gaitkeepers_simulation(tmp_path):
     write_scene(tmp_path / "scene.xml")
     asked = ("--command", "0.5,0,0", "--seconds", "4", "--record", "log.npz", "--json", "run.json")
-    printed, status = gaitkeeper(tmp_path, "run", *CONTROL_STEP, "--mjcf", "scene.xml", *asked)
+    printed, status = gaitkeeper(
+        BUNDLES[0], tmp_path, "run", *CONTROL_STEP, "--mjcf", "scene.xml", *asked
+    )
     assert status == 0, printed
     ran = json.loads((tmp_path / "run.json").read_text())
     assert ran["fell_at"] is None
     assert ran["dist"] > 0.8  # of 2 m asked for
-    printed, _ = gaitkeeper(tmp_path, "verify", "log.npz", *CONTROL_STEP)
+    printed, _ = gaitkeeper(BUNDLES[0], tmp_path, "verify", "log.npz", *CONTROL_STEP)
     assert "B: pass" in printed
     assert "C: pass" in printed
