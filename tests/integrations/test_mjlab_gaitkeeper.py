@@ -77,10 +77,8 @@ def test_gaitkeeper_replays_the_recorded_trajectory(bundle):
 
 def test_the_student_walks_in_gaitkeepers_simulation(tmp_path):
     write_scene(tmp_path / "scene.xml")
-    asked = ("--command", "0.5,0,0", "--seconds", "4", "--record", "log.npz", "--json", "run.json")
-    printed, status = gaitkeeper(
-        BUNDLES[0], tmp_path, "run", *CONTROL_STEP, "--mjcf", "scene.xml", *asked
-    )
+    asked = "--mjcf scene.xml --command 0.5,0,0 --seconds 4 --record log.npz --json run.json"
+    printed, status = gaitkeeper(BUNDLES[0], tmp_path, "run", *CONTROL_STEP, *asked.split())
     assert status == 0, printed
     ran = json.loads((tmp_path / "run.json").read_text())
     assert ran["fell_at"] is None

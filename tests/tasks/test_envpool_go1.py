@@ -90,7 +90,7 @@ def test_an_end_draws_new_errors_and_clears_the_past():
 
 def test_actions_arrive_late_weak_and_pushed_and_the_teacher_sees_it():
     env = go1(motor_gain=(0.8, 1.1), action_delay=1, push=0.3)
-    seen, applied = rollout(env, 30)["privileged"], []
+    seen = rollout(env, 30)["privileged"]
     gain, push, late = seen[..., -25:].split((12, 12, 1), dim=-1)
     assert ((gain >= 0.8) & (gain <= 1.1)).all()
     assert torch.equal(gain, gain[:1].expand_as(gain))
@@ -99,13 +99,11 @@ def test_actions_arrive_late_weak_and_pushed_and_the_teacher_sees_it():
 
     def change(step, actions):
         last = actions_at(step - 1) if step else torch.zeros(N, 12)
-        sent = torch.where(late[0] > 0, last, actions).clamp(-1.0, 1.0)
-        applied.append(sent)
-        return sent * gain[0] + push[step + 1]
+        arrived = torch.where(late[0] > 0, last, actions).clamp(-1.0, 1.0)
+        return arrived * gain[0] + push[step + 1]
 
     plain = rollout(plain_env(), 30, change)
     assert torch.allclose(seen[..., 48:123], plain["privileged_state"][..., 48:], atol=1e-4)
-    assert not torch.equal(torch.stack(applied), torch.stack([*map(actions_at, range(30))]))
 
 
 def test_pushes_do_not_depend_on_which_robots_have_fallen():
@@ -127,7 +125,6 @@ def test_pushes_do_not_depend_on_which_robots_have_fallen():
 def test_a_silent_sensor_shows_its_last_values():
     seen = rollout(go1(silence=5), 30)["policy"]
     held = (seen[1:, :, :SENSORS] == seen[:-1, :, :SENSORS]).all(-1)
-    assert held.any()
     assert not held.all(0).any()
     runs = torch.stack([held[step : step + 5].all(0) for step in range(25)])
     assert runs.any()
@@ -184,9 +181,8 @@ def test_a_fault_out_of_its_range_is_named(settings):
 def test_penalties_grow_from_a_fifth_to_their_full_weight():
     gentle, full = go1(gentle_steps=10), go1()
     for step in range(15):
-        (_, rewards, _, extras), (_, other, *_) = (
-            env.step(actions_at(step)) for env in (gentle, full)
-        )
+        _, rewards, _, extras = gentle.step(actions_at(step))
+        _, other, *_ = full.step(actions_at(step))
         terms = torch.stack([*extras["reward_terms"].values()])
         share = min(0.2 + 0.08 * step, 1.0)
         left_out = (1.0 - share) * terms.clamp(max=0.0).sum(0)
