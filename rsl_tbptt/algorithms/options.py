@@ -252,7 +252,7 @@ class PpoOptions(FineTuningOptions, Options):
     gradient_length: Annotated[int | None, count()] = None
     """Environment steps that the gradient flows back; None means the whole rollout.
 
-    See docs/howto/gradient_length.md.
+    See docs/howto/memory.md#which-gradient-length.
     """
 
     minibatch_unit: Literal["env", "window"] = "env"

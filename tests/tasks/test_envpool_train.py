@@ -129,6 +129,16 @@ def test_an_agent_and_a_task_of_ones_own_are_trained(train, teacher, monkeypatch
         train("techer")
 
 
+def test_students_are_compared(teacher, tmp_path):
+    sizes = ["--num-envs=8", "--iterations=1", "--seeds=1", "--gradient-length=4"]
+    where = [f"--output={tmp_path}", "--overrides", "env.num_threads=1", "env.max_episode_steps=9"]
+    rsl_tbptt(["compare", f"--teacher={teacher}", *sizes, *where])
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert found["plan"]["task"] == TASK
+    assert [max(each["lengths"]) for each in found["students"]] == [9, 9, 9]
+    assert all(each.keys() >= {"jitter", "power_above_5_hz"} for each in found["students"])
+
+
 def test_robots_are_filmed(student, tmp_path):
     video = tmp_path / "v.webp"
     sizes = ["--seconds=0.1", "--num-envs=1"]

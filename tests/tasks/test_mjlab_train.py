@@ -47,6 +47,14 @@ def tool(name, *extra):
     return Command(["rsl-tbptt", name, *where, *extra], {})
 
 
+def compares():
+    """Return a small comparison of students of the occluded cartpole's teacher."""
+    teacher = f"logs/rsl_rl/{CARTPOLE}/*_teacher/model_1.pt"
+    task = ["--task", "Tbptt-Cartpole-Occluded-Student", "--overrides", "env.episode_length_s=0.5"]
+    sizes = ["--num-envs", "8", "--iterations", "1", "--seeds", "1", "--output", "compared"]
+    return Command(["rsl-tbptt", "compare", "--teacher", teacher, *task, *sizes], {})
+
+
 def published(name, *extra):
     """Return the study's command on the bundle of a Go1, which needs no checkpoint."""
     lines = (ROOT / "docs" / "studies" / "go1.md").read_text().splitlines()
@@ -65,6 +73,7 @@ FURTHER = {  # not on the page, whose task plays without end
     "PPO plays": plays("Recurrent", "finetuned"),
     "what sees is evaluated": tool("evaluate", "--episodes", "3"),
     "what sees is exported": tool("export", "--steps", "3"),
+    "students are compared": compares(),
     "the published bundle is evaluated": published(
         "evaluate", "--episodes", "2", "--max-steps", "3", "--output", "go1.json"
     ),
@@ -176,6 +185,13 @@ def test_a_student_with_images_is_evaluated_and_exported(folder, outputs):
     assert max(exported["max_difference"].values()) < 1e-4
     task = "Tbptt-Cartpole-Camera-Student"
     assert exported["simulation"] == {"platform": "mjlab", "task": task}
+
+
+def test_students_are_compared(folder):
+    found = json.loads((folder / "compared" / "compare.json").read_text())
+    assert found["plan"]["obs"] == ["actor"]
+    assert [each["name"] for each in found["students"]] == ["mlp", "history", "lstm"]
+    assert all(max(each["lengths"]) <= 26 for each in found["students"])
 
 
 @pytest.mark.parametrize("name", ["student plays", "PPO plays"])

@@ -1,5 +1,6 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,9 +9,11 @@ import torch
 from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
-from rsl_tbptt.tools.simulate.evaluate import EpisodeFacts, run_first_episodes, summarise
+from rsl_tbptt.tools.simulate.evaluate import EpisodeFacts, run_first_episodes, summarise, unrest
 
 LENGTHS = [2, 5, 3]
+WAVES = [(2.0, 1.0), (10.0, 0.5)]
+"""Frequencies in Hz and amplitudes."""
 
 
 class FakeEnv:
@@ -124,7 +127,7 @@ def facts_of(env):
     facts = EpisodeFacts(env)
     policy = cast("Any", CountingPolicy())
     returns, *_ = run_first_episodes(env, policy, env.obs(), max_steps=9, facts=facts)
-    return facts.summary(3), returns
+    return facts.summary(3, None), returns
 
 
 def test_managers_provide_the_ends_and_reward_terms_of_first_episodes():
@@ -202,6 +205,23 @@ def test_environments_without_managers_provide_reward_terms_and_velocity_error_i
     found, _ = facts_of(env)
     assert found["reward_terms"] == {"alive": pytest.approx((2 + 10 + 9) / 3)}
     assert found["velocity_error"] == pytest.approx((2 + 10 + 9) / 10)
+
+
+def test_unrest_of_waves_is_that_of_their_formulas():
+    seconds, lengths = 0.02, torch.tensor([100, 50])
+    time = seconds * torch.arange(100.0)[:, None]
+    slow, fast = (amplitude * torch.sin(2 * torch.pi * hz * time) for hz, amplitude in WAVES)
+    actions = torch.stack((torch.cat((slow + 3, slow), 1), torch.cat((fast, 2 * fast), 1)), 1)
+    actions[50:, 1] = torch.nan  # of a later episode
+    found = unrest(actions, lengths, seconds)
+    # A sine's second difference is it times 4 sin^2(w / 2), its mean square half its square.
+    by_wave = [(a * 4 * math.sin(math.pi * hz * seconds) ** 2) ** 2 / 2 for hz, a in WAVES]
+    expected = (98 * by_wave[0] + 48 * 2.5 * by_wave[1]) / 146
+    assert found["jitter"] == pytest.approx(expected, rel=0.02)
+    power = [100 * 2 * WAVES[0][1] ** 2, 50 * 5 * WAVES[1][1] ** 2]
+    assert found["power_above_5_hz"] == pytest.approx(power[1] / sum(power), rel=1e-3)
+    assert unrest(torch.ones(4, 2, 1), torch.tensor([4, 2]), seconds) == {"jitter": 0.0}
+    assert unrest(actions[:2], torch.tensor([2, 2]), None) == {}
 
 
 def test_summary():

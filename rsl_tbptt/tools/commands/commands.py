@@ -198,6 +198,53 @@ def _print_evaluation(result: Mapping[str, Any]) -> None:
         print(f"ended by {name}: {share:.1%} of episodes")
 
 
+def compare(
+    *,
+    teacher: Annotated[Path, NEWEST],
+    trust: Trust = (),
+    output: Annotated[Path | None, "folder (default: compare/TASK next to the teacher)"] = None,
+    resume: Annotated[bool, "go on with what is there, also with more seeds"] = False,
+    where: Where,
+    obs: Annotated[Sequence[str], "groups that students see (default: policy or actor)"] = (),
+    minutes: Annotated[float, "time for all of it"] = 20.0,
+    iterations: Annotated[int | None, "of each student, in place of --minutes"] = None,
+    seeds: Annotated[int, "students of each kind"] = 3,
+    seed: Annotated[int, "seed of the first ones"] = 1,
+    num_envs: Annotated[int, "environments, and evaluated episodes"] = 256,
+    history: Annotated[int, "steps that the second student sees"] = 5,
+    gradient_length: Annotated[int, "steps of rollout and gradient"] = 24,
+    bias: Annotated[bool, "train students that see what the teacher sees, too"] = False,
+) -> None:
+    """Compare students with and without memory, and say whether memory pays in this task."""
+    from rsl_tbptt.tools.simulate import compare as comparing
+
+    where.check()
+    run = where.run(teacher, None, trust)
+    task = where.env or where.task or run.trained_task()
+    plan = comparing.Plan(
+        task=task,
+        overrides=where.overrides,
+        obs=obs,
+        num_envs=num_envs,
+        history=history,
+        gradient_length=gradient_length,
+        bias=bias,
+        seed=seed,
+    )
+    folder = output or run.checkpoint.parent / "compare" / task
+    comparing.compare(
+        run,
+        folder,
+        plan,
+        seeds=seeds,
+        minutes=minutes,
+        iterations=iterations,
+        resume=resume,
+        device=where.device,
+    )
+    print(f"wrote {folder / comparing.FILE}")
+
+
 def memory(
     checkpoint: Annotated[Path, NEWEST, {"metavar": "CHECKPOINT"}],
     /,
@@ -382,6 +429,6 @@ def _policies(files: Sequence[Path], bundles: Sequence[Path], trust: Sequence[st
     return policies
 
 
-_IN_ORDER = (doctor, latest, evaluate, memory, export, verify, play)
+_IN_ORDER = (doctor, latest, evaluate, compare, memory, export, verify, play)
 COMMANDS: dict[str, Callable[..., int | None]] = {each.__name__: each for each in _IN_ORDER}
 """Functions by command, in the order of the help."""

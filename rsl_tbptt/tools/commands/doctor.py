@@ -19,6 +19,7 @@ from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_plat
 TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
+    "compare": ("scipy", "tqdm", "yaml"),
     "memory": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),

@@ -70,6 +70,8 @@ class RslRl(Platform):
         import torch
 
         torch.manual_seed(seed)
+        if callable(getattr(env, "seed", None)):  # its random numbers are its own
+            env.seed(seed)
         if hasattr(env, "reset"):
             env.reset()
         if env.episode_length_buf.any():

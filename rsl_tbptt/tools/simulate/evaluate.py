@@ -28,6 +28,8 @@ from rsl_tbptt.tools.simulate.policies import build_policy, check_groups
 MARK = b'"confidence_interval"'
 """Bytes in every file of an evaluation."""
 CONFIDENCE = 0.95
+FAST_HZ = 5.0
+"""Legs do not step faster; what a policy does above is shaking."""
 SEED = 1000
 """Default seed of the environments."""
 
@@ -127,7 +129,7 @@ def evaluate(
             stacklevel=2,
         )
     return summarise(returns, lengths, step_seconds) | {
-        **facts.summary(episodes),
+        **facts.summary(episodes, step_seconds),
         "max_steps": max_steps,
         "unfinished": unfinished,
         "checkpoint": run.checkpoint.name,
@@ -321,9 +323,8 @@ class EpisodeFacts:
         self._sums: dict[str, Any] = defaultdict(float)
         self._velocity_error: Any = 0.0
         self._num_moving: Any = 0
-        self._last_actions: list[torch.Tensor] = []
-        self._jitter: Any = 0.0
-        self._num_differences: Any = 0
+        self._actions: list[torch.Tensor] = []
+        self._lengths: Any = 0
 
     def note(
         self,
@@ -358,12 +359,8 @@ class EpisodeFacts:
         if "velocity_error" in extras:
             self._velocity_error += torch.where(running, extras["velocity_error"], 0.0).sum()
             self._num_moving += running.sum()
-        if len(self._last_actions) == 2:  # of the same episodes, where these still run
-            before, last = self._last_actions
-            squares = (actions - 2.0 * last + before).square().mean(-1)
-            self._jitter += torch.where(running, squares, 0.0).sum()
-            self._num_differences += running.sum()
-        self._last_actions = [*self._last_actions[-1:], actions.clone()]
+        self._actions.append(actions.clone())
+        self._lengths += running.long()
 
     def _reasons(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = {"success": extras["success"]} if "success" in extras else {}
@@ -375,18 +372,19 @@ class EpisodeFacts:
             return found | {"ended_by/time_out": by_time, "ended_by/termination": ~by_time}
         return found
 
-    def summary(self, num_episodes: int) -> dict[str, Any]:
+    def summary(self, num_episodes: int, step_seconds: float | None) -> dict[str, Any]:
         """Return the statistics per episode.
 
         Args:
             num_episodes: Number N of first episodes.
+            step_seconds: Duration of a step, None if the environment does not provide it.
 
         Returns:
             JSON values: ``ended_by``, the share of episodes that ended for each reason, by name;
             ``timed_out``, the share that ended by time; ``success_rate``; and ``reward_terms``, the
             mean sum of each term over an episode, by name; ``velocity_error`` in the plane, in
-            m/s, its mean over all steps; and ``jitter``, the mean square of the second
-            difference of the policy's actions, before any clipping. Unknown values are left out.
+            m/s, its mean over all steps; and what :func:`unrest` tells of the actions. Unknown
+            values are left out.
         """
         shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
         found: dict[str, Any] = {}
@@ -400,15 +398,44 @@ class EpisodeFacts:
             found["reward_terms"] = {name: float(value) / num_episodes for name, value in sums}
         if self._num_moving:
             found["velocity_error"] = float(self._velocity_error / self._num_moving)
-        if self._num_differences:
-            found["jitter"] = float(self._jitter / self._num_differences)
-        return found
+        return found | unrest(torch.stack(self._actions), self._lengths, step_seconds)
 
     def _is_limit(self, reason: str) -> bool:
         """Return whether a reason is a time limit."""
         if self._terminations is None:
             return reason == "time_out"
         return bool(self._terminations.get_term_cfg(reason).time_out)
+
+
+def unrest(
+    actions: torch.Tensor, lengths: torch.Tensor, step_seconds: float | None
+) -> dict[str, float]:
+    """Return how much actions shake, before any clipping.
+
+    Args:
+        actions: Of each step. Shape: (T, N, A).
+        lengths: Steps of each episode, from the first one. Shape: (N,).
+        step_seconds: Duration of a step, None if it is unknown.
+
+    Returns:
+        ``jitter``, the mean square of the second difference, if an episode has three steps; and
+        ``power_above_5_hz``, the share of the power, without the means of episodes, at frequencies
+        above ``FAST_HZ``, if the duration of a step is known and the actions move.
+    """
+    counts = torch.arange(len(actions), device=actions.device)[:, None] < lengths
+    found, power = {}, actions.new_zeros(2)
+    second = actions.diff(n=2, dim=0).square().mean(-1)[counts[2:]]
+    if len(second):
+        found["jitter"] = second.mean().item()
+    for length in lengths.unique().tolist() if step_seconds else ():
+        moves = actions[:length, lengths == length]
+        moves = moves - moves.mean(0)
+        by_frequency = torch.fft.fft(moves, dim=0).abs().square().sum((1, 2)) / length
+        is_fast = torch.fft.fftfreq(length, step_seconds).abs() > FAST_HZ
+        power += torch.stack((by_frequency[is_fast.to(power.device)].sum(), by_frequency.sum()))
+    if power[1] > 0:
+        found["power_above_5_hz"] = (power[0] / power[1]).item()
+    return found
 
 
 def _distance(command: Any) -> torch.Tensor:

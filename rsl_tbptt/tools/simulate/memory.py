@@ -55,7 +55,7 @@ def measure(
         ValueError: If there are too few steps or environments, or an action is not finite.
     """
     num_steps, num_envs = episode_starts.shape
-    _check_enough(num_steps, num_envs)
+    check_enough(num_steps, num_envs)
     generator = torch.Generator().manual_seed(seed)
     actions = _replay(policy, obs, episode_starts)
     if not actions.isfinite().all():
@@ -74,7 +74,7 @@ def measure(
     return influences
 
 
-def _check_enough(num_steps: int, num_envs: int) -> None:
+def check_enough(num_steps: int, num_envs: int) -> None:
     """Check that a rollout is long and wide enough.
 
     Raises:
@@ -228,7 +228,7 @@ def analyse(
     Raises:
         ValueError: If its task is unknown, or see :func:`measure`.
     """
-    _check_enough(steps, num_envs)
+    check_enough(steps, num_envs)
     with started(run, num_envs=num_envs, seed=seed, **options) as start:
         step_seconds = run.platform.step_seconds(start.env)
         recorded = record(start.env, start.policy, start.obs, steps)
