@@ -152,10 +152,10 @@ class Counting:
 def test_a_history_is_of_one_episode_and_the_oldest_is_first():
     inner = Counting()
     env = WithHistory(inner, ["policy"], 3, compare.tqdm(disable=True))
-    seen = [env.begin(inner.seen())["history"].tolist()]
-    seen += [env.step(torch.zeros(2, 1))[0]["history"].tolist() for _ in range(4)]
+    seen = [env.begin(inner.seen())[WithHistory.GROUP].tolist()]
+    seen += [env.step(torch.zeros(2, 1))[0][WithHistory.GROUP].tolist() for _ in range(4)]
     assert [first for first, _ in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert [two for _, two in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 0, 1]]
-    assert env.get_observations()["history"].tolist() == seen[-1]
+    assert env.get_observations()[WithHistory.GROUP].tolist() == seen[-1]
     env.episode_length_buf = torch.tensor([7, 8])
     assert inner.episode_length_buf.tolist() == [7, 8]

@@ -29,6 +29,7 @@ from rsl_rl.models import RNNModel
 from tensordict import TensorDict
 from tqdm import tqdm
 
+from rsl_tbptt.algorithms.curricula import count_from
 from rsl_tbptt.files import write_json
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt.tools.run import Run
@@ -80,7 +81,9 @@ class Student:
 
 
 class WithHistory:
-    """An environment with one more group, ``history``: the last steps of some groups."""
+    """An environment with one more group: the last steps of some groups, the oldest first."""
+
+    GROUP = "last_steps"
 
     def __init__(self, env: Any, groups: Sequence[str], length: int, bar: Any) -> None:
         """Take an environment in rsl_rl's form, and a progress bar for its steps."""
@@ -107,7 +110,7 @@ class WithHistory:
         return self._obs.clone()
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict]:
-        """Step; where an episode ends, the history is the first step of the next one."""
+        """Step; where an episode ends, all last steps are the first one of the next."""
         obs, rewards, dones, extras = self._env.step(actions)
         self._bar.update()
         newest = self._newest(obs)
@@ -120,7 +123,7 @@ class WithHistory:
 
     def _extended(self, obs: TensorDict, past: torch.Tensor) -> TensorDict:
         self._past = past
-        self._obs = obs.clone(False).update({HISTORY: past.flatten(1)})
+        self._obs = obs.clone(False).update({self.GROUP: past.flatten(1)})
         return self._obs
 
 
@@ -149,7 +152,7 @@ class Bench:
         lstm["class_name"] = "RNNModel"
         self.students = {
             MLP: mlp(*plan.obs),
-            HISTORY: mlp(HISTORY),
+            HISTORY: mlp(WithHistory.GROUP),
             LSTM: Student([*plan.obs], lstm),
         }
         """By name."""
@@ -234,6 +237,7 @@ class Bench:
 
     @torch.inference_mode()  # as all steps of a simulator
     def _restart(self, seed: int) -> TensorDict:
+        count_from(self._sim, self._run.counted_steps)  # no student meets a later curriculum
         return self._env.begin(self._run.platform.restart(self._sim, seed))
 
 
