@@ -291,7 +291,7 @@ def compare(
         torch.set_num_threads(1)  # more wait for each other, see `child_environment`
     where = {"task": plan.task, "overrides": plan.overrides, "device": device}
     bar = tqdm(unit=" steps", desc="teacher", mininterval=1.0)
-    with bar, started(run, num_envs=plan.num_envs, **where) as start:
+    with bar, started(run, num_envs=plan.num_envs, seed=plan.seed, **where) as start:
         plan = replace(plan, obs=_seen_by_students(start.obs, plan.obs))
         bench = Bench(start, run, plan, bar)
         noted = {"teacher_checkpoint": run.checkpoint.name, **asdict(plan)}
