@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.simulate import compare
-from rsl_tbptt.tools.simulate.compare import Bench, WithHistory
+from rsl_tbptt.tools.simulate.compare import PAST, Bench, WithHistory
 from rsl_tbptt.tools.simulate.verdict import SEES_ALL, STUDENTS
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -152,10 +152,10 @@ class Counting:
 def test_a_history_is_of_one_episode_and_the_oldest_is_first():
     inner = Counting()
     env = WithHistory(inner, ["policy"], 3, compare.tqdm(disable=True))
-    seen = [env.begin(inner.seen())[WithHistory.GROUP].tolist()]
-    seen += [env.step(torch.zeros(2, 1))[0][WithHistory.GROUP].tolist() for _ in range(4)]
+    seen = [env.begin(inner.seen())[PAST].tolist()]
+    seen += [env.step(torch.zeros(2, 1))[0][PAST].tolist() for _ in range(4)]
     assert [first for first, _ in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert [two for _, two in seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 0, 1]]
-    assert env.get_observations()[WithHistory.GROUP].tolist() == seen[-1]
+    assert env.get_observations()[PAST].tolist() == seen[-1]
     env.episode_length_buf = torch.tensor([7, 8])
     assert inner.episode_length_buf.tolist() == [7, 8]

@@ -44,7 +44,7 @@ from rsl_tbptt.tools.simulate.evaluate import (
 )
 from rsl_tbptt.tools.simulate.verdict import HISTORY, LSTM, MLP, SEES_ALL, decided, describe
 
-FILE = "compare.json"
+FILE, PAST = "compare.json", "last_steps"
 OBS = ("policy", "actor")
 """Groups that students see by default: Isaac Lab's and EnvPool's name, and mjlab's."""
 FEWEST_ITERATIONS, TIMED_ITERATIONS = 10, 5
@@ -82,8 +82,6 @@ class Student:
 
 class WithHistory:
     """An environment with one more group: the last steps of some groups, the oldest first."""
-
-    GROUP = "last_steps"
 
     def __init__(self, env: Any, groups: Sequence[str], length: int, bar: Any) -> None:
         """Take an environment in rsl_rl's form, and a progress bar for its steps."""
@@ -123,7 +121,7 @@ class WithHistory:
 
     def _extended(self, obs: TensorDict, past: torch.Tensor) -> TensorDict:
         self._past = past
-        self._obs = obs.clone(False).update({self.GROUP: past.flatten(1)})
+        self._obs = obs.clone(False).update({PAST: past.flatten(1)})
         return self._obs
 
 
@@ -150,11 +148,7 @@ class Bench:
             return Student([*groups], model)
 
         lstm["class_name"] = "RNNModel"
-        self.students = {
-            MLP: mlp(*plan.obs),
-            HISTORY: mlp(WithHistory.GROUP),
-            LSTM: Student([*plan.obs], lstm),
-        }
+        self.students = {MLP: mlp(*plan.obs), HISTORY: mlp(PAST), LSTM: Student([*plan.obs], lstm)}
         """By name."""
         if plan.bias:
             seen = [*run.groups]
