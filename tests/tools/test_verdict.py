@@ -69,6 +69,15 @@ def test_verdicts_are_rarely_wrong_at_the_limits(deviations, num_seeds):
     assert share_of({ENOUGH}, 0.5, 0.9, 0.9 + MARGIN) <= 0.1
 
 
+def test_students_that_have_hardly_learned_decide_nothing():
+    shares = {MLP: [0.1, 0.1], HISTORY: [0.4, 0.4], LSTM: [0.1, 0.1]}
+    assert decide(shares).name == OPEN
+    early = result(2)
+    early["teacher"]["mean_return"] = 400.0
+    assert "Not decided: the best student has 47.6% of the" in describe(early)
+    assert "--resume" not in describe(early)
+
+
 def result(num_seeds, **more):
     """Return what a comparison's file holds, without what the tables leave out."""
     returns = {MLP: 100.0, HISTORY: 180.0, LSTM: 190.0}

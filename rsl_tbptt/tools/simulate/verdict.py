@@ -11,7 +11,9 @@ the better of both with memory less the MLP  memory is useless  memory pays
 if it pays: LSTM less the MLP with history   history is enough  it is not enough
 ===========================================  =================  ================
 
-Everything else is not decided. docs/studies/compare.md has how often this is wrong.
+Everything else is not decided; nothing is before the best student reaches half of the teacher's
+return, since students that are still learning say little about memory. docs/studies/compare.md
+has how often this is wrong.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ SEES_ALL = (f"{MLP}_sees_all", f"{LSTM}_sees_all")
 PAYS, ENOUGH, USELESS = "memory pays", "history is enough", "memory does not pay"
 OPEN = "not decided"
 MOST_SEEDS = 100
+LEARNED = 0.5
+"""Share of the teacher's return below which even the best student has hardly learned."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,16 @@ class Verdict:
     """Of the better student with memory over the MLP."""
     lstm: Gain
     """Of the LSTM over the MLP with history."""
+    best: float
+    """Share of the teacher's return that the best student has."""
     seeds_needed: int
     """Seeds that would decide what is open if means and deviation stay."""
 
     @property
     def name(self) -> str:
         """The verdict in a few words."""
+        if self.best < LEARNED:
+            return OPEN
         if self.memory.counts:
             return ENOUGH if self.lstm.counts is False else PAYS
         return OPEN if self.memory.counts is None else USELESS
@@ -102,7 +110,7 @@ def decide(shares: Mapping[str, Sequence[float]]) -> Verdict:
     needed = num_seeds
     while needed < MOST_SEEDS and not is_decided(needed):
         needed += 1
-    return Verdict(*gains(num_seeds), needed)
+    return Verdict(*gains(num_seeds), max(means.values()), needed)
 
 
 def decided(result: Mapping[str, Any]) -> Verdict | None:
@@ -120,7 +128,7 @@ def describe(result: Mapping[str, Any]) -> str:
         return f"{_table(found, shares)}\n\nNo seed is finished."
     lines = [_table(found, shares), "", _sentence(verdict, plan["history"])]
     num_seeds = min(len(found[name]) for name in STUDENTS)
-    if verdict.seeds_needed > num_seeds:
+    if verdict.best >= LEARNED and verdict.seeds_needed > num_seeds:
         minutes = sum(each["seconds"] for each in result["students"]) / num_seeds / 60.0
         minutes = math.ceil(minutes * (verdict.seeds_needed - num_seeds))
         lines.append(
@@ -158,6 +166,11 @@ def _shares(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[
 
 def _sentence(verdict: Verdict, history: int) -> str:
     """Return the verdict as a sentence."""
+    if verdict.best < LEARNED:
+        return (
+            f"Not decided: the best student has {verdict.best:.1%} of the teacher's return and may"
+            " still be learning: begin again with more --minutes."
+        )
     gain = f"it gains {verdict.memory} of the teacher's return"
     steps = f"{history} steps of history"
     lstm = f"the LSTM gains {verdict.lstm} over them"
