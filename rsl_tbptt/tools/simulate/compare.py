@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from itertools import product
@@ -135,8 +136,8 @@ class Bench:
         self._longest = int(torch.as_tensor(start.env.max_episode_length).max()) + 1
         obs, num_actions = self._env.begin(start.obs), start.env.num_actions
         lstm = {"rnn_type": "lstm", "rnn_hidden_dim": 256, **_model([256, 128])}
-        groups = {"student": [*plan.obs]}
-        built = RNNModel(obs[:1].to("cpu"), groups, "student", num_actions, **lstm)
+        groups, copied = {"student": [*plan.obs]}, deepcopy(lstm)  # rsl_rl takes configs apart
+        built = RNNModel(obs[:1].to("cpu"), groups, "student", num_actions, **copied)
         num_weights = sum(parameter.numel() for parameter in built.parameters())
 
         def mlp(*groups: str) -> Student:
@@ -209,7 +210,7 @@ class Bench:
             "teacher": self._run.config[self._run.part],
         }
         with redirect_stdout(StringIO()):  # rsl_rl prints its models
-            runner = TbpttDistillationRunner(self._env, cfg, None, str(self._sim.device))
+            runner = TbpttDistillationRunner(self._env, deepcopy(cfg), None, str(self._sim.device))
         runner.alg.load({"actor_state_dict": self._run.state_dict}, {"teacher": True}, True)
         runner.learn(iterations, init_at_random_ep_len=True)
         if file is not None:
