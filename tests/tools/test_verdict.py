@@ -110,7 +110,7 @@ def test_a_comparison_that_was_broken_off_is_reported_as_far_as_it_is_finished()
     broken = result(2)
     broken["students"].pop()
     shown = describe(broken)
-    assert "Not decided: it gains 45.0% with one seed of" in shown
+    assert "Not decided: it gains 45.0% (one seed) of" in shown
     assert "more minutes would decide that, if the means stay: --resume --seeds 2." in shown
     broken["students"] = broken["students"][:2]
     assert describe(broken).endswith("No seed is finished.")

@@ -58,7 +58,7 @@ class Gain:
 
     def __str__(self) -> str:
         if math.isinf(self.half):
-            return f"{self.mean:.1%} with one seed"
+            return f"{self.mean:.1%} (one seed)"
         return _shown(self.mean, self.mean - self.half, self.mean + self.half, ".1%")
 
 
