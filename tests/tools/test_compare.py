@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from support.safe_runs import NUM_ENVS
+from support.safe_runs import make_runner, model_cfg
 from tensordict import TensorDict
 
-from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.simulate import compare
 from rsl_tbptt.tools.simulate.compare import PAST, Bench, WithHistory
@@ -23,6 +22,7 @@ SIZES = ["--num-envs=8", "--gradient-length=8", "--iterations=2", "--seeds=2"]
 class Recall(RecallEnv):
     def seed(self, seed):
         self._generator.manual_seed(seed)
+        torch.seed()  # a simulator may leave torch's own numbers as they come
 
 
 def make(num_envs, seed, device):
@@ -32,14 +32,9 @@ def make(num_envs, seed, device):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """Return the checkpoint of a teacher that knows nothing."""
-    folder = tmp_path_factory.mktemp("teacher")
-    model = {"class_name": "MLPModel", "hidden_dims": [8]}
-    noise = {"distribution_cfg": {"class_name": "GaussianDistribution"}}
-    algorithm = {"class_name": "rsl_tbptt.algorithms:TbpttPPO"}
-    groups = {"actor": ["privileged"], "critic": ["privileged"]}
-    cfg = {"num_steps_per_env": 4, "save_interval": 9, "obs_groups": groups, "critic": model}
-    cfg |= {"algorithm": algorithm, "actor": {**model, **noise}}
-    TbpttOnPolicyRunner(make(NUM_ENVS, 0, "cpu"), cfg, str(folder)).learn(1)
+    folder, groups = tmp_path_factory.mktemp("teacher"), ["privileged"]
+    config = {"actor": model_cfg("MLPModel"), "obs_groups": {"actor": groups, "critic": groups}}
+    make_runner(folder, "ppo", algorithm={"gradient_length": None}, **config).learn(1)
     return folder / "model_0.pt"
 
 
@@ -57,7 +52,7 @@ def run(teacher, tmp_path, capsys):
     return run
 
 
-def test_students_are_trained_evaluated_and_saved(run, tmp_path):
+def test_students_are_trained_evaluated_and_saved(run, teacher, tmp_path):
     status, shown, found = run("--bias")
     assert status == 0
     names = [*STUDENTS, *SEES_ALL]
@@ -66,12 +61,15 @@ def test_students_are_trained_evaluated_and_saved(run, tmp_path):
     weights = {each["name"]: each["num_weights"] for each in found["students"]}
     assert max(weights.values()) < 1.03 * min(weights.values())
     assert found["plan"]["obs"] == ["policy"]
-    assert found["verdict"].capitalize() in shown or found["verdict"] == "history is enough"
+    assert found["verdict"].capitalize() in shown
     assert "Memory bias" in shown
     assert "looks back" in shown or "memory is not used" in shown
     checkpoint, output = tmp_path / "out" / "lstm-2" / "model_1.pt", tmp_path / "again.json"
     words = ["--episodes=8", "--seed=1002", f"--env={__name__}:make", f"--output={output}"]
     assert main(["evaluate", f"--checkpoint={checkpoint}", *words]) == 0
+    trained, taught = (torch.load(path, weights_only=True) for path in (checkpoint, teacher))
+    for name, values in taught["actor_state_dict"].items():
+        assert torch.equal(trained["teacher_state_dict"][name], values)
     again, once = json.loads(output.read_text()), found["students"][7]
     assert again["returns"] == pytest.approx(once["returns"])
     assert again["jitter"] == pytest.approx(once["jitter"])
@@ -109,16 +107,15 @@ def test_a_comparison_is_neither_overwritten_nor_mixed_with_another(run):
 
 
 def test_time_decides_how_long_students_train(run, monkeypatch):
-    assert (
-        "--minutes is too short for 10 iterations of each student"
-        in run("--minutes=0", sizes=["--num-envs=8"])[1]
-    )
+    _, shown, found = run("--minutes=0", sizes=["--num-envs=8"])
+    assert "--minutes leaves 0 s to train students, expected at least" in shown
+    assert found == {}
     bench = Bench.__new__(Bench)
     clock = iter(range(100))
     monkeypatch.setattr(compare.time, "monotonic", lambda: 5.0 * next(clock))
     bench.students, bench.bar = {"a": None, "b": None}, compare.tqdm(disable=True)
     monkeypatch.setattr(Bench, "train", lambda *_: None)
-    assert bench.iterations_in(100.0) == 50  # each of two takes 5 s for 5 iterations
+    assert bench.iterations_in(300.0, 3) == 50  # each of six takes 5 s for 5 iterations
 
 
 @pytest.mark.parametrize("word", ["--seeds=0", "--iterations=0", "--history=0"])

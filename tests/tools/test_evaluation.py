@@ -126,8 +126,8 @@ class Managers(FakeEnv):
 def facts_of(env):
     facts = EpisodeFacts(env)
     policy = cast("Any", CountingPolicy())
-    returns, *_ = run_first_episodes(env, policy, env.obs(), max_steps=9, facts=facts)
-    return facts.summary(3, None), returns
+    returns, lengths, _ = run_first_episodes(env, policy, env.obs(), max_steps=9, facts=facts)
+    return facts.summary(lengths, None), returns
 
 
 def test_managers_provide_the_ends_and_reward_terms_of_first_episodes():

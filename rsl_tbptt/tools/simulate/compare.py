@@ -26,23 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rsl_rl.models import RNNModel
 from tensordict import TensorDict
 from tqdm import tqdm
 
 from rsl_tbptt.algorithms.curricula import count_from
+from rsl_tbptt.compat.versions import RNNModel
 from rsl_tbptt.files import write_json
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate import memory
-from rsl_tbptt.tools.simulate.evaluate import (
-    SEED,
-    EpisodeFacts,
-    Start,
-    run_first_episodes,
-    started,
-    summarise,
-)
+from rsl_tbptt.tools.simulate.evaluate import SEED, Start, longest_episode, started, statistics_of
 from rsl_tbptt.tools.simulate.verdict import HISTORY, LSTM, MLP, SEES_ALL, decided, describe
 
 FILE, PAST = "compare.json", "last_steps"
@@ -133,7 +126,6 @@ class Bench:
         """Take a teacher, its environments that have just been reset, and a progress bar."""
         self._run, self._plan, self._sim, self.bar = run, plan, start.env, bar
         self._env = WithHistory(start.env, plan.obs, plan.history, bar)
-        self._longest = int(torch.as_tensor(start.env.max_episode_length).max()) + 1
         obs, num_actions = self._env.begin(start.obs), start.env.num_actions
         lstm = {"rnn_type": "lstm", "rnn_hidden_dim": 256, **_model([256, 128])}
         groups, copied = {"student": [*plan.obs]}, deepcopy(lstm)  # rsl_rl takes configs apart
@@ -155,8 +147,8 @@ class Bench:
             seen = [*run.groups]
             self.students |= zip(SEES_ALL, (mlp(*seen), Student(seen, lstm)), strict=True)
 
-    def iterations_in(self, seconds: float) -> int:
-        """Return how many iterations every student can train if all have so much time.
+    def iterations_in(self, seconds: float, seeds: int) -> int:
+        """Return how many iterations each student can train if all of all seeds take so long.
 
         Raises:
             ValueError: If there are too few.
@@ -167,18 +159,19 @@ class Bench:
             self.train(name, 0, 1)  # compiles
             begin = time.monotonic()
             self.train(name, 0, TIMED_ITERATIONS)
-            needed += (time.monotonic() - begin) / TIMED_ITERATIONS
+            needed += seeds * (time.monotonic() - begin) / TIMED_ITERATIONS
         if (iterations := int(seconds / needed)) < FEWEST_ITERATIONS:
             lacking = (FEWEST_ITERATIONS * needed - seconds) / 60.0
             raise ValueError(
-                f"--minutes is too short for {FEWEST_ITERATIONS} iterations of each student: raise"
-                f" it by {lacking:.1f} times --seeds, or lower --seeds or --num-envs."
+                f"--minutes leaves {max(seconds, 0.0):.0f} s to train students, expected at least"
+                f" {FEWEST_ITERATIONS * needed:.0f} s, for {FEWEST_ITERATIONS} iterations of each:"
+                f" raise it by {lacking:.1f}, or lower --seeds or --num-envs."
             )
         return iterations
 
     def steps_of(self, iterations: int) -> int:
         """Return the most environment steps of training and evaluating a student."""
-        return iterations * self._plan.gradient_length + self._longest
+        return iterations * self._plan.gradient_length + longest_episode(self._sim)
 
     def add(self, name: str, seed: int, result: dict[str, Any], folder: Path) -> None:
         """Train and evaluate a student, save it, and add it to a result."""
@@ -195,8 +188,8 @@ class Bench:
     def train(self, name: str, seed: int, iterations: int, file: Path | None = None) -> Any:
         """Train a student, save it, and return its policy."""
         plan, student = self._plan, self.students[name]
-        torch.manual_seed(seed)
         self._restart(seed)
+        torch.manual_seed(seed)  # here: a simulator draws as many numbers as it likes
         cfg = {
             "num_steps_per_env": plan.gradient_length,
             "save_interval": iterations,
@@ -218,11 +211,9 @@ class Bench:
         return runner.alg.get_policy().eval()
 
     def evaluate(self, policy: Any, seed: int) -> dict[str, Any]:
-        """Return the statistics of fresh episodes, one per environment; see ``evaluate``."""
-        obs, facts = self._restart(seed), EpisodeFacts(self._sim)
-        found = run_first_episodes(self._env, policy, obs, max_steps=self._longest, facts=facts)
+        """Return the statistics of fresh episodes, one per environment."""
         seconds = self._run.platform.step_seconds(self._sim)
-        return summarise(*found[:2], seconds) | facts.summary(len(found[0]), seconds)
+        return statistics_of(self._env, policy, self._restart(seed), seconds)
 
     def looks_back(self, policy: Any) -> int:
         """Return how many steps a policy looks back."""
@@ -289,17 +280,17 @@ def compare(
     with bar, started(run, num_envs=plan.num_envs, seed=plan.seed, **where) as start:
         plan = replace(plan, obs=_seen_by_students(start.obs, plan.obs))
         bench = Bench(start, run, plan, bar)
-        noted = {"teacher_checkpoint": run.checkpoint.name, **asdict(plan)}
+        noted = json.loads(json.dumps({"teacher_checkpoint": run.checkpoint.name, **asdict(plan)}))
         if resume:
             result = json.loads(path.read_text("utf-8"))
-            if (old := result["plan"]) != (noted := json.loads(json.dumps(noted))):
+            if (old := result["plan"]) != noted:
                 raise ValueError(f"{path} is of {old}, expected {noted} to go on with it.")
         else:
             began = time.monotonic()
             result = {"plan": noted, "teacher": bench.evaluate(start.policy, SEED), "students": []}
             evaluations = seeds * len(bench.students) * (time.monotonic() - began)
             left = 60.0 * minutes - (time.monotonic() - begin) - evaluations
-            result["iterations"] = iterations or bench.iterations_in(left / seeds)
+            result["iterations"] = iterations or bench.iterations_in(left, seeds)
         try:
             _add_missing(bench, result, range(plan.seed, plan.seed + seeds), folder)
         finally:  # Ctrl+C leaves what is finished

@@ -101,8 +101,7 @@ def evaluate(
         options: Task and simulation; see :func:`started`.
 
     Returns:
-        JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``; the checkpoint, the
-        task and the seed.
+        JSON values: those of :func:`statistics_of`; the checkpoint, the task and the seed.
 
     Raises:
         ValueError: If there are fewer than 2 episodes or no steps, the task is unknown, the
@@ -114,24 +113,16 @@ def evaluate(
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
     with started(run, num_envs=episodes, seed=seed, **options) as start:
         step_seconds = run.platform.step_seconds(start.env)
-        # Environments may have different time limits.
-        longest = int(torch.as_tensor(start.env.max_episode_length).max())
-        max_steps = max_steps or longest + 1
-        facts = EpisodeFacts(start.env)
         policy = exported(start) if exported else start.policy
-        returns, lengths, unfinished = run_first_episodes(
-            start.env, policy, start.obs, max_steps=max_steps, facts=facts
-        )
-    if unfinished:
+        found = statistics_of(start.env, policy, start.obs, step_seconds, max_steps)
+    if unfinished := found["unfinished"]:
         warnings.warn(
-            f"{unfinished} of {episodes} episodes had not ended after {max_steps} steps, expected"
-            " all to end: they are counted as they are. Raise --max-steps, or set a time limit.",
+            f"{unfinished} of {episodes} episodes had not ended after {found['max_steps']} steps,"
+            " expected all to end: they are counted as they are. Raise --max-steps, or set a time"
+            " limit.",
             stacklevel=2,
         )
-    return summarise(returns, lengths, step_seconds) | {
-        **facts.summary(episodes, step_seconds),
-        "max_steps": max_steps,
-        "unfinished": unfinished,
+    return found | {
         "checkpoint": run.checkpoint.name,
         "form": form,
         "task": start.task,
@@ -193,6 +184,42 @@ def started(
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = run.platform.restart(env, seed)
         yield Start(run, simulation.task, env, policy, obs)
+
+
+def longest_episode(env: Any) -> int:
+    """Return the steps after which every first episode has ended; time limits may differ."""
+    return int(torch.as_tensor(env.max_episode_length).max()) + 1
+
+
+def statistics_of(
+    env: Any,
+    policy: Acting,
+    obs: TensorDict,
+    step_seconds: float | None,
+    max_steps: int | None = None,
+) -> dict[str, Any]:
+    """Let a policy act in the first episodes of environments, and return their statistics.
+
+    Args:
+        env: Environment in rsl_rl's form, just reset.
+        policy: The policy.
+        obs: Observations after the reset, batch size (N,).
+        step_seconds: Duration of a step, None if the environment does not provide it.
+        max_steps: Steps after which unfinished episodes are broken off, None for the longest.
+
+    Returns:
+        JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``, the most steps, and
+        how many episodes had not ended.
+
+    Raises:
+        ValueError: If a return is not finite.
+    """
+    max_steps, facts = max_steps or longest_episode(env), EpisodeFacts(env)
+    returns, lengths, unfinished = run_first_episodes(
+        env, policy, obs, max_steps=max_steps, facts=facts
+    )
+    found = summarise(returns, lengths, step_seconds) | facts.summary(lengths, step_seconds)
+    return found | {"max_steps": max_steps, "unfinished": unfinished}
 
 
 @torch.inference_mode()
@@ -324,7 +351,6 @@ class EpisodeFacts:
         self._velocity_error: Any = 0.0
         self._num_moving: Any = 0
         self._actions: list[torch.Tensor] = []
-        self._lengths: Any = 0
 
     def note(
         self,
@@ -360,7 +386,6 @@ class EpisodeFacts:
             self._velocity_error += torch.where(running, extras["velocity_error"], 0.0).sum()
             self._num_moving += running.sum()
         self._actions.append(actions.clone())
-        self._lengths += running.long()
 
     def _reasons(self, extras: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = {"success": extras["success"]} if "success" in extras else {}
@@ -372,11 +397,11 @@ class EpisodeFacts:
             return found | {"ended_by/time_out": by_time, "ended_by/termination": ~by_time}
         return found
 
-    def summary(self, num_episodes: int, step_seconds: float | None) -> dict[str, Any]:
+    def summary(self, lengths: torch.Tensor, step_seconds: float | None) -> dict[str, Any]:
         """Return the statistics per episode.
 
         Args:
-            num_episodes: Number N of first episodes.
+            lengths: Steps of each first episode. Shape: (N,).
             step_seconds: Duration of a step, None if the environment does not provide it.
 
         Returns:
@@ -386,6 +411,7 @@ class EpisodeFacts:
             m/s, its mean over all steps; and what :func:`unrest` tells of the actions. Unknown
             values are left out.
         """
+        num_episodes = len(lengths)
         shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
         found: dict[str, Any] = {}
         if "success" in shares:
@@ -398,7 +424,7 @@ class EpisodeFacts:
             found["reward_terms"] = {name: float(value) / num_episodes for name, value in sums}
         if self._num_moving:
             found["velocity_error"] = float(self._velocity_error / self._num_moving)
-        return found | unrest(torch.stack(self._actions), self._lengths, step_seconds)
+        return found | unrest(torch.stack(self._actions).cpu(), lengths, step_seconds)
 
     def _is_limit(self, reason: str) -> bool:
         """Return whether a reason is a time limit."""
@@ -413,7 +439,7 @@ def unrest(
     """Return how much actions shake, before any clipping.
 
     Args:
-        actions: Of each step. Shape: (T, N, A).
+        actions: Of each step, on a CPU. Shape: (T, N, A).
         lengths: Steps of each episode, from the first one. Shape: (N,).
         step_seconds: Duration of a step, None if it is unknown.
 
@@ -422,7 +448,7 @@ def unrest(
         ``power_above_5_hz``, the share of the power, without the means of episodes, at frequencies
         above ``FAST_HZ``, if the duration of a step is known and the actions move.
     """
-    counts = torch.arange(len(actions), device=actions.device)[:, None] < lengths
+    counts = torch.arange(len(actions))[:, None] < lengths
     found, power = {}, actions.new_zeros(2)
     second = actions.diff(n=2, dim=0).square().mean(-1)[counts[2:]]
     if len(second):
@@ -432,7 +458,7 @@ def unrest(
         moves = moves - moves.mean(0)
         by_frequency = torch.fft.fft(moves, dim=0).abs().square().sum((1, 2)) / length
         is_fast = torch.fft.fftfreq(length, step_seconds).abs() > FAST_HZ
-        power += torch.stack((by_frequency[is_fast.to(power.device)].sum(), by_frequency.sum()))
+        power += torch.stack((by_frequency[is_fast].sum(), by_frequency.sum()))
     if power[1] > 0:
         found["power_above_5_hz"] = (power[0] / power[1]).item()
     return found

@@ -4,12 +4,12 @@ A student's return is the mean over a seed's episodes, as a share of the teacher
 seed, with a standard deviation that is taken as the same for all students. The interval of a
 difference is Student's t, 95 %:
 
-===========================================  =================  ================
-interval                                     below the margin   above 0
-===========================================  =================  ================
-the better of both with memory less the MLP  memory is useless  memory pays
-if it pays: LSTM less the MLP with history   history is enough  it is not enough
-===========================================  =================  ================
+===========================================  ===================  ================
+interval                                     below the margin     above 0
+===========================================  ===================  ================
+the better of both with memory less the MLP  memory does not pay  memory pays
+if it pays: LSTM less the MLP with history   history is enough    it is not enough
+===========================================  ===================  ================
 
 Everything else is not decided; nothing is before the best student reaches half of the teacher's
 return, since students that are still learning say little about memory. docs/studies/compare.md
@@ -97,9 +97,10 @@ def decide(shares: Mapping[str, Sequence[float]]) -> Verdict:
     deviation = math.sqrt(squares / max(len(STUDENTS) * (num_seeds - 1), 1))
 
     def gains(seeds: int) -> tuple[Gain, Gain]:
-        freedom = len(STUDENTS) * (seeds - 1)
-        quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) if freedom else math.inf
-        half = quantile * deviation * math.sqrt(2 / seeds) if freedom else math.inf
+        half = math.inf
+        if freedom := len(STUDENTS) * (seeds - 1):
+            quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
+            half = quantile * deviation * math.sqrt(2 / seeds)
         best = max(means[HISTORY], means[LSTM])
         return Gain(best - means[MLP], half), Gain(means[LSTM] - means[HISTORY], half)
 
