@@ -13,9 +13,15 @@ from rsl_tbptt.tools.simulate.verdict import (
     PAYS,
     STUDENTS,
     USELESS,
-    decide,
     describe,
 )
+from rsl_tbptt.tools.simulate.verdict import decide as decide_with
+
+
+def decide(shares, **learning):
+    """Decide for students that have learned what they can, but for what is given."""
+    return decide_with(shares, {**dict.fromkeys(STUDENTS, 0.0), **learning})
+
 
 
 def test_the_interval_is_students_with_one_deviation_for_all():
@@ -23,7 +29,8 @@ def test_the_interval_is_students_with_one_deviation_for_all():
     # squares 0.02, 0 and 0.02 of 6 degrees of freedom; t(0.975; 6) = 2.4469
     half = 2.4469 * (0.04 / 6 * 2 / 3) ** 0.5
     assert (found.memory.mean, found.lstm.mean) == pytest.approx((0.4, 0.2))
-    assert found.memory.half == found.lstm.half == pytest.approx(half, rel=1e-4)
+    for gain in (found.memory, found.lstm):
+        assert (gain.low, gain.high) == pytest.approx((gain.mean - half, gain.mean + half), rel=1e-4)
     assert found.name == PAYS
     assert found.lstm.counts
 
@@ -78,11 +85,40 @@ def test_students_that_have_hardly_learned_decide_nothing():
     assert "--resume" not in describe(early)
 
 
+@pytest.mark.parametrize(
+    ("means", "learning", "expected"),
+    [
+        ((0.5, 0.9, 0.9), {MLP: 0.3}, ENOUGH),
+        ((0.5, 0.9, 0.9), {MLP: 0.4}, OPEN),
+        ((0.5, 0.9, 0.9), {LSTM: 0.1}, PAYS),  # which memory is open
+        ((0.5, 0.8, 0.9), {HISTORY: 0.3}, PAYS),
+        ((0.9, 0.9, 0.5), {HISTORY: 0.06}, OPEN),
+        ((0.9, 0.91, 0.9), {LSTM: 0.1}, OPEN),
+    ],
+)
+def test_what_students_may_still_learn_widens_the_intervals(means, learning, expected):
+    shares = {n: [m - 0.005, m + 0.005] for n, m in zip(STUDENTS, means, strict=True)}
+    found = decide(shares, **learning)
+    assert found.name == expected
+    assert (found.seeds_needed is None) == (learning != {MLP: 0.3})
+
+
+def test_more_seeds_are_not_advised_where_more_training_is_needed():
+    early = result(3)
+    for student in early["students"]:
+        student["last_gain"] = 100.0 * (student["name"] == MLP)
+    shown = describe(early)
+    assert "Not decided: it gains 45.0% (-" in shown
+    assert "More seeds would not decide that: mlp still gained 50.0% in the last quarter" in shown
+    assert "--resume" not in shown
+
+
 def result(num_seeds, **more):
     """Return what a comparison's file holds, without what the tables leave out."""
     returns = {MLP: 100.0, HISTORY: 180.0, LSTM: 190.0}
+    more_of_each = {"seconds": 60.0, "last_gain": -1.0, "jitter": 0.1}
     students = [
-        {"name": name, "seed": seed, "seconds": 60.0, "mean_return": value + seed, "jitter": 0.1}
+        {"name": name, "seed": seed, "mean_return": value + seed} | more_of_each
         for seed in range(num_seeds)
         for name, value in returns.items()
     ]

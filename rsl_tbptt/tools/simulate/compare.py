@@ -75,11 +75,16 @@ class Student:
 
 
 class WithHistory:
-    """An environment with one more group: the last steps of some groups, the oldest first."""
+    """An environment with one more group: the last steps of some groups, the oldest first.
+
+    It notes what students earn while they train.
+    """
 
     def __init__(self, env: Any, groups: Sequence[str], length: int, bar: Any) -> None:
         """Take an environment in rsl_rl's form, and a progress bar for its steps."""
         self._env, self._groups, self._length, self._bar = env, groups, length, bar
+        self.earned: list[torch.Tensor] = []
+        """The mean reward and the share of episodes that ended early, of each step."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -105,10 +110,24 @@ class WithHistory:
         """Step; where an episode ends, all last steps are the first one of the next."""
         obs, rewards, dones, extras = self._env.step(actions)
         self._bar.update()
+        early = (dones != 0) & (torch.as_tensor(extras.get("time_outs", 0), device=dones.device) == 0)
+        self.earned.append(torch.stack((rewards.mean(), early.float().mean())))
         newest = self._newest(obs)
         past = torch.cat((self._past[:, 1:], newest), dim=1)
         past = torch.where((dones != 0).view(-1, 1, 1), newest, past)
         return self._extended(obs, past), rewards, dones, extras
+
+    def last_gain(self) -> float:
+        """Return how much the return rose from the third quarter of the noted steps to the fourth.
+
+        A quarter's return is its mean reward times the steps of a mean episode if episodes end
+        early with the quarter's rate.
+        """
+        longest, returns = longest_episode(self._env), []
+        for quarter in torch.stack(self.earned).double().tensor_split(4)[2:]:
+            reward, rate = quarter.mean(0).tolist()
+            returns.append(reward * ((1 - (1 - rate) ** longest) / rate if rate else longest))
+        return returns[1] - returns[0]
 
     def _newest(self, obs: TensorDict) -> torch.Tensor:
         return torch.cat([obs[group] for group in self._groups], dim=-1).unsqueeze(1)
@@ -178,17 +197,19 @@ class Bench:
         begin, iterations = time.monotonic(), result["iterations"]
         file = folder / f"{name}-{seed}" / f"model_{iterations - 1}.pt"
         policy = self.train(name, seed, iterations, file)
+        last_gain = self._env.last_gain()
         found = self.evaluate(policy, SEED + seed)
         if name == LSTM and "looks_back" not in result:
             result["looks_back"] = self.looks_back(policy)
-        found |= {"num_weights": sum(p.numel() for p in policy.parameters())}
-        seconds = time.monotonic() - begin
-        result["students"].append({"name": name, "seed": seed, "seconds": seconds, **found})
+        found["num_weights"] = sum(p.numel() for p in policy.parameters())
+        found |= {"last_gain": last_gain, "seconds": time.monotonic() - begin}
+        result["students"].append({"name": name, "seed": seed, **found})
 
     def train(self, name: str, seed: int, iterations: int, file: Path | None = None) -> Any:
         """Train a student, save it, and return its policy."""
         plan, student = self._plan, self.students[name]
         self._restart(seed)
+        self._env.earned.clear()
         torch.manual_seed(seed)  # here: a simulator draws as many numbers as it likes
         cfg = {
             "num_steps_per_env": plan.gradient_length,
@@ -265,9 +286,12 @@ def compare(
     """
     begin, path = time.monotonic(), folder / FILE
     memory.check_enough(MEMORY_STEPS, plan.num_envs)
-    for name, value in {"seeds": seeds, "iterations": iterations, "history": plan.history}.items():
+    numbers = {"seeds": seeds, "iterations": iterations, "history": plan.history}
+    for name, value in numbers.items():
         if value is not None and value < 1:
             raise ValueError(f"--{name} is {value}, expected at least 1.")
+    if plan.gradient_length < 4:
+        raise ValueError(f"--gradient-length is {plan.gradient_length}, expected at least 4.")
     if resume != path.exists():
         raise ValueError(
             f"{path} {'does not exist' if resume else 'exists'}: --resume goes on with what is"

@@ -2,7 +2,8 @@
 
 A student's return is the mean over a seed's episodes, as a share of the teacher's. It differs by
 seed, with a standard deviation that is taken as the same for all students. The interval of a
-difference is Student's t, 95 %:
+difference is Student's t, 95 %, and wider by what students may still learn: as much as they did in
+the last quarter of their training:
 
 ===========================================  ===================  ================
 interval                                     below the margin     above 0
@@ -12,8 +13,7 @@ if it pays: LSTM less the MLP with history   history is enough    it is not enou
 ===========================================  ===================  ================
 
 Everything else is not decided; nothing is before the best student reaches half of the teacher's
-return, since students that are still learning say little about memory. docs/studies/compare.md
-has how often this is wrong.
+return. docs/studies/compare.md has how often this is wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from scipy import stats
@@ -46,20 +47,21 @@ class Gain:
     """A difference of two students, as a share of the teacher's return."""
 
     mean: float
-    half: float
-    """Half of its interval; infinite with one seed."""
+    low: float
+    """Lower end of its interval; infinite with one seed, as the upper one."""
+    high: float
 
     @property
     def counts(self) -> bool | None:
         """Whether it does; None if that is not decided."""
-        if self.mean + self.half < MARGIN:
+        if self.high < MARGIN:
             return False
-        return True if self.mean - self.half > 0.0 else None
+        return True if self.low > 0.0 else None
 
     def __str__(self) -> str:
-        if math.isinf(self.half):
+        if math.isinf(self.low):
             return f"{self.mean:.1%} (one seed)"
-        return _shown(self.mean, self.mean - self.half, self.mean + self.half, ".1%")
+        return _shown(self.mean, self.low, self.high, ".1%")
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ class Verdict:
     """Of the LSTM over the MLP with history."""
     best: float
     """Share of the teacher's return that the best student has."""
-    seeds_needed: int
-    """Seeds that would decide what is open if means and deviation stay."""
+    learning: Mapping[str, float]
+    """What each student may still gain, in the same unit: what :func:`decide` took."""
+    seeds_needed: int | None
+    """Seeds that would decide what is open if means and deviation stay; None if none would."""
 
     @property
     def name(self) -> str:
@@ -85,40 +89,48 @@ class Verdict:
         return OPEN if self.memory.counts is None else USELESS
 
 
-def decide(shares: Mapping[str, Sequence[float]]) -> Verdict:
+def decide(shares: Mapping[str, Sequence[float]], learning: Mapping[str, float]) -> Verdict:
     """Decide whether memory pays.
 
     Args:
         shares: Returns as shares of the teacher's, of each of :data:`STUDENTS`; one by seed.
+        learning: What each student may still gain, in the same unit; at least 0.
     """
     num_seeds = len(shares[MLP])
     means = {name: statistics.fmean(values) for name, values in shares.items()}
     squares = sum((value - means[name]) ** 2 for name, of in shares.items() for value in of)
     deviation = math.sqrt(squares / max(len(STUDENTS) * (num_seeds - 1), 1))
 
-    def gains(seeds: int) -> tuple[Gain, Gain]:
+    def gain(names: Sequence[str], over: str, seeds: int) -> Gain:
         half = math.inf
         if freedom := len(STUDENTS) * (seeds - 1):
             quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
             half = quantile * deviation * math.sqrt(2 / seeds)
-        best = max(means[HISTORY], means[LSTM])
-        return Gain(best - means[MLP], half), Gain(means[LSTM] - means[HISTORY], half)
+        now = max(means[name] for name in names) - means[over]
+        later = max(means[name] + learning[name] for name in names) - means[over]
+        return Gain(now, now - half - learning[over], later + half)
+
+    def gains(seeds: int) -> tuple[Gain, Gain]:
+        return gain((HISTORY, LSTM), MLP, seeds), gain((LSTM,), HISTORY, seeds)
 
     def is_decided(seeds: int) -> bool:
         memory, lstm = gains(seeds)
         return memory.counts is False or (memory.counts is True and lstm.counts is not None)
 
-    needed = num_seeds
-    while needed < MOST_SEEDS and not is_decided(needed):
-        needed += 1
-    return Verdict(*gains(num_seeds), max(means.values()), needed)
+    needed = next((n for n in range(num_seeds, MOST_SEEDS) if is_decided(n)), None)
+    return Verdict(*gains(num_seeds), max(means.values()), learning, needed)
 
 
 def decided(result: Mapping[str, Any]) -> Verdict | None:
     """Decide from what ``compare.json`` holds; None as long as no seed has all students."""
-    shares = _shares(_by_name(result))
+    found = _by_name(result)
+    shares, one = _shares(found), abs(found[TEACHER][0]["mean_return"])
     num_seeds = min(len(shares.get(name, ())) for name in STUDENTS)
-    return decide({name: shares[name][:num_seeds] for name in STUDENTS}) if num_seeds else None
+    if num_seeds == 0:
+        return None
+    rose = {n: statistics.fmean(_all(found[n][:num_seeds], "last_gain")) for n in STUDENTS}
+    learning = {name: max(gain / one, 0.0) for name, gain in rose.items()}
+    return decide({name: shares[name][:num_seeds] for name in STUDENTS}, learning)
 
 
 def describe(result: Mapping[str, Any]) -> str:
@@ -129,13 +141,8 @@ def describe(result: Mapping[str, Any]) -> str:
         return f"{_table(found, shares)}\n\nNo seed is finished."
     lines = [_table(found, shares), "", _sentence(verdict, plan["history"])]
     num_seeds = min(len(found[name]) for name in STUDENTS)
-    if verdict.best >= LEARNED and verdict.seeds_needed > num_seeds:
-        minutes = sum(each["seconds"] for each in result["students"]) / num_seeds / 60.0
-        minutes = math.ceil(minutes * (verdict.seeds_needed - num_seeds))
-        lines.append(
-            f"About {minutes} more minutes would decide that, if the means stay: --resume"
-            f" --seeds {verdict.seeds_needed}."
-        )
+    if verdict.best >= LEARNED and verdict.seeds_needed != num_seeds:
+        lines.append(_advice(verdict, result["students"], num_seeds))
     best = max(shares[HISTORY], shares[LSTM], key=statistics.fmean)
     gap = _interval([1.0 - share for share in best], ".1%")
     lines.append(f"Observability gap, what the best with memory lacks of the teacher: {gap}.")
@@ -181,6 +188,21 @@ def _sentence(verdict: Verdict, history: int) -> str:
         then = f"{steps} are not enough" if verdict.lstm.counts else f"{OPEN} whether {steps} do"
         return f"Memory pays: {gain}. {then[0].upper()}{then[1:]}: {lstm}."
     return f"{verdict.name[0].upper()}{verdict.name[1:]}: {gain}."
+
+
+def _advice(verdict: Verdict, students: Sequence[Mapping[str, Any]], num_seeds: int) -> str:
+    """Return what would decide that which is open."""
+    if verdict.seeds_needed is None:
+        name, rose = max(verdict.learning.items(), key=itemgetter(1))
+        return (
+            f"More seeds would not decide that: {name} still gained {rose:.1%} in the last quarter"
+            " of its training. Begin again with more --minutes."
+        )
+    minutes = sum(each["seconds"] for each in students) / num_seeds / 60.0
+    return (
+        f"About {math.ceil(minutes * (verdict.seeds_needed - num_seeds))} more minutes would decide"
+        f" that, if the means stay: --resume --seeds {verdict.seeds_needed}."
+    )
 
 
 def _reach(steps: int, gradient_length: int) -> str:
