@@ -73,6 +73,14 @@ def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
     assert re.search(r"The (policy looks back \d+ steps|memory is not used)", printed)
 
 
+def test_students_are_compared_in_their_teachers_task(isaaclab, teacher, tmp_path):
+    sizes = ("--num-envs", 8, "--iterations", 1, "--seeds", 1, "--gradient-length", 4)
+    isaaclab.tool("compare", "--teacher", teacher, *sizes, "--output", tmp_path)
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert found["plan"]["task"] == load_experiment(FINETUNE).task
+    assert [len(each["returns"]) for each in found["students"]] == [8, 8, 8]
+
+
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):
     checkpoints = ("--checkpoint", teacher, "--checkpoint", student)
     isaaclab.tool("play", "--video", tmp_path / "video.webp", "--num-envs", 2, *checkpoints)
