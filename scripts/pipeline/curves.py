@@ -1,9 +1,10 @@
 """Train policies with several seeds, evaluate them, and compare how they learned.
 
-Writes report.md, with tables and the learning curves, into the run folder, or into that of
-each task, and a figure of all tasks. A finished stage is not run again while its command is the
-same, and a training that was interrupted goes on from its newest checkpoint. With --minutes the
-script stops after that time, reports what is finished, and returns 75 if something is left.
+Writes report.md, with tables and the learning curves, and jitter.svg, return over jitter, into the
+run folder, or into that of each task, and a figure of all tasks. A finished stage is not run again
+while its command is the same, and a training that was interrupted goes on from its newest
+checkpoint. With --minutes the script stops after that time, reports what is finished, and returns
+75 if something is left.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def run_task(
     stages = sweep_stages(sweep, experiment, args.device)
     records = run_stages(stages, folder, args.device, args.jobs, minutes)
     # Imported here: they take seconds, and --help and the first stage need not wait for them.
-    from scripts.pipeline.figure import save_figure
+    from scripts.pipeline.figure import save_figure, save_jitter
     from scripts.pipeline.learning import compare, format_markdown, read_learnings
 
     learnings = read_learnings(folder, experiment, sweep, records)
@@ -75,6 +76,8 @@ def run_task(
         return [], False
     figure = args.figure or folder / "curves.svg"
     save_figure(learnings, experiment.teacher, figure)
+    if all("jitter" in learning.evaluation for learning in learnings):
+        save_jitter(learnings, experiment.teacher, folder / "jitter.svg")
     tables = format_markdown(compare(learnings, experiment.teacher), experiment.teacher, sweep)
     report = fill(
         TEMPLATE,

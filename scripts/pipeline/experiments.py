@@ -64,6 +64,8 @@ class Policy(Section):
     ``{checkpoint}``, as in ``agent.algorithm.teacher_checkpoint={checkpoint}``, is replaced by the
     checkpoint of ``starts_from``, which the command then gets nowhere else.
     """
+    trust: list[str] = []
+    """Packages of its own classes, which its evaluation may import."""
 
 
 class Ablation(Section):

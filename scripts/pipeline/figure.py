@@ -1,7 +1,8 @@
 """Figures of how policies learned: of the seeds of a sweep, and of a single experiment."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
@@ -45,19 +46,28 @@ def policy_styles(names: Collection[str]) -> dict[str, tuple[str, str]]:
     return {name: POLICIES.get(name) or (name, next(free)) for name in names}
 
 
+@contextmanager
+def drawn(path: Path) -> Iterator[Any]:
+    """Provide the axes of a figure, and write it to an SVG file, whose folder is created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+        yield axes
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        plt.close(figure)
+
+
 def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
     """Draw every policy's mean over the seeds, in a band from the worst to the best seed.
 
     Args:
         learnings: Policies of all seeds.
         teacher: Name of the teacher, whose final return is drawn as the goal.
-        path: SVG file; its folder is created.
+        path: SVG file.
     """
     names = dict.fromkeys(learning.policy for learning in learnings)
     policies = {name: [one for one in learnings if one.policy == name] for name in names}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+    with drawn(path) as axes:
         for name, (label, colour) in policy_styles(policies).items():
             seeds = policies[name]
             iterations, mean, low, high = band([learning.curve for learning in seeds])
@@ -75,8 +85,6 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
         )
         axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
         axes.legend(frameon=False, loc="lower right")
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 def save_shares(tasks: Mapping[str, list[Learning]], teacher: str, path: Path) -> None:
@@ -85,25 +93,50 @@ def save_shares(tasks: Mapping[str, list[Learning]], teacher: str, path: Path) -
     Args:
         tasks: Policies of all seeds by task, which are drawn in this order.
         teacher: Name of the teacher, in whose return the others are measured.
-        path: SVG file; its folder is created.
+        path: SVG file.
     """
     shares: dict[str, list[list[float]]] = defaultdict(list)
     for learnings in tasks.values():
-        goals = {one.seed: one.evaluated_return for one in learnings if one.policy == teacher}
-        for name in dict.fromkeys(one.policy for one in learnings if one.policy != teacher):
-            mine = [one for one in learnings if one.policy == name]
-            shares[name].append([one.evaluated_return / goals[one.seed] for one in mine])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+        for name, mine in by_policy(learnings, teacher).items():
+            shares[name].append([share for _, share in mine])
+    with drawn(path) as axes:
         for name, (label, colour) in policy_styles(shares).items():
             mean, low, high = zip(*map(mean_and_interval, shares[name]), strict=True)
             axes.plot([*tasks], mean, marker="o", color=colour, label=label)
             axes.fill_between([*tasks], low, high, color=colour, alpha=0.15, lw=0)
         axes.set(title=f"Share of the {teacher}'s return, mean and 95 % confidence", ylim=(0, None))
         axes.legend(frameon=False)
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
+
+
+def save_jitter(learnings: list[Learning], teacher: str, path: Path) -> None:
+    """Draw what share of the teacher's return each student keeps over how much its actions shake.
+
+    Args:
+        learnings: Policies of all seeds, of a task whose evaluations have a jitter.
+        teacher: Name of the teacher.
+        path: SVG file.
+    """
+    found = by_policy(learnings, teacher)
+    with drawn(path) as axes:
+        for name, (label, colour) in policy_styles(found).items():
+            jitters = [one.evaluation["jitter"] for one, _ in found[name]]
+            axes.scatter(jitters, [share for _, share in found[name]], color=colour, label=label)
+        axes.set(
+            title=f"Share of the {teacher}'s return, one point a seed",
+            xlabel="jitter, mean square of the second difference of actions",
+            xlim=(0, None),
+        )
+        axes.legend(frameon=False)
+
+
+def by_policy(learnings: list[Learning], teacher: str) -> dict[str, list[tuple[Learning, float]]]:
+    """Return all seeds of each policy, with the share of the teacher's return that each keeps."""
+    goals = {one.seed: one.evaluated_return for one in learnings if one.policy == teacher}
+    found = defaultdict(list)
+    for one in learnings:
+        if one.policy != teacher:
+            found[one.policy].append((one, one.evaluated_return / goals[one.seed]))
+    return found
 
 
 def save_returns(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: Path) -> None:
@@ -113,14 +146,11 @@ def save_returns(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], pa
         curves: Iterations and returns, by label.
         path: SVG file.
     """
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(layout="constrained", figsize=(9, 4))
+    with drawn(path) as axes:
         for colour, (label, curve) in zip(cycle(PALETTE), curves.items(), strict=False):
             axes.plot(*curve, color=colour, label=label)
         axes.set(title="Return in training", xlabel="iterations of this training")
         axes.legend(frameon=False, loc="lower right")
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:

@@ -122,6 +122,7 @@ def evaluation_stage(
     policy = name if ablation is None else ablation.policy
     overrides = _task_overrides(experiment, policy) + ([ablation.override] if ablation else [])
     settings = {**experiment.evaluation.model_dump(exclude_none=True), "overrides": overrides}
+    settings["trust"] = experiment.policies[policy].trust
     where = {"platform": experiment.platform, "task": _task(experiment, policy)}
     where |= {"device": device, "output": output}
 

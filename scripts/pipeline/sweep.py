@@ -24,6 +24,7 @@ class Variant(Section):
     num_envs: PositiveInt | None = None
     task_overrides: list[str] | None = None
     overrides: list[str] | None = None
+    trust: list[str] | None = None
 
 
 class Task(Section):

@@ -11,7 +11,7 @@ import yaml
 
 from rsl_tbptt.files import write_json
 from scripts.pipeline.experiments import FINETUNE, load_experiment
-from scripts.pipeline.figure import policy_styles, save_shares
+from scripts.pipeline.figure import by_policy, policy_styles, save_jitter, save_shares
 from scripts.pipeline.learning import (
     Learning,
     compare,
@@ -199,3 +199,14 @@ def test_more_policies_than_colours_are_drawn():
     names = ["teacher", "student", *map(str, range(12))]
     assert [*policy_styles(names)] == names
     assert len({policy_styles(names)[name][1] for name in names[:7]}) == 7
+
+
+def test_return_is_drawn_over_jitter_by_seed(tmp_path):
+    seeds = [
+        learning(policy, seed, evaluation={"mean_return": value * share, "jitter": 0.1 * seed})
+        for seed, value in ((1, 10.0), (2, 20.0))
+        for policy, share in (("teacher", 1.0), ("mine", 0.5))
+    ]
+    assert [share for _, share in by_policy(seeds, "teacher")["mine"]] == [0.5, 0.5]
+    save_jitter(seeds, "teacher", tmp_path / "jitter.svg")
+    assert ">mine<" in (tmp_path / "jitter.svg").read_text()

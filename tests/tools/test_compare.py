@@ -118,9 +118,12 @@ def test_time_decides_how_long_students_train(run, monkeypatch):
     assert bench.iterations_in(300.0, 3) == 50  # each of six takes 5 s for 5 iterations
 
 
-@pytest.mark.parametrize("word", ["--seeds=0", "--iterations=0", "--history=0"])
-def test_numbers_below_1_are_named(run, word):
-    assert f"{word.replace('=', ' is ')}, expected at least 1." in run(word)[1]
+@pytest.mark.parametrize(
+    ("word", "least"),
+    [("--seeds=0", 1), ("--iterations=0", 1), ("--history=0", 1), ("--gradient-length=3", 4)],
+)
+def test_numbers_that_are_too_small_are_named(run, word, least):
+    assert f"{word.replace('=', ' is ')}, expected at least {least}." in run(word)[1]
 
 
 @pytest.mark.parametrize("words", [["--obs=camera"], ["--obs", "policy", "depth"]])

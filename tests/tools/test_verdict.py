@@ -23,14 +23,14 @@ def decide(shares, **learning):
     return decide_with(shares, {**dict.fromkeys(STUDENTS, 0.0), **learning})
 
 
-
 def test_the_interval_is_students_with_one_deviation_for_all():
     found = decide({MLP: [0.4, 0.5, 0.6], HISTORY: [0.7, 0.7, 0.7], LSTM: [0.9, 1.0, 0.8]})
     # squares 0.02, 0 and 0.02 of 6 degrees of freedom; t(0.975; 6) = 2.4469
     half = 2.4469 * (0.04 / 6 * 2 / 3) ** 0.5
     assert (found.memory.mean, found.lstm.mean) == pytest.approx((0.4, 0.2))
     for gain in (found.memory, found.lstm):
-        assert (gain.low, gain.high) == pytest.approx((gain.mean - half, gain.mean + half), rel=1e-4)
+        ends = (gain.mean - half, gain.mean + half)
+        assert (gain.low, gain.high) == pytest.approx(ends, rel=1e-4)
     assert found.name == PAYS
     assert found.lstm.counts
 

@@ -110,7 +110,7 @@ class WithHistory:
         """Step; where an episode ends, all last steps are the first one of the next."""
         obs, rewards, dones, extras = self._env.step(actions)
         self._bar.update()
-        early = (dones != 0) & (torch.as_tensor(extras.get("time_outs", 0), device=dones.device) == 0)
+        early = (dones != 0) & (extras.get("time_outs", torch.zeros_like(dones)) == 0)
         self.earned.append(torch.stack((rewards.mean(), early.float().mean())))
         newest = self._newest(obs)
         past = torch.cat((self._past[:, 1:], newest), dim=1)
@@ -285,13 +285,7 @@ def compare(
             is too little time, a number is too small, or a group is missing or no vector.
     """
     begin, path = time.monotonic(), folder / FILE
-    memory.check_enough(MEMORY_STEPS, plan.num_envs)
-    numbers = {"seeds": seeds, "iterations": iterations, "history": plan.history}
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} is {value}, expected at least 1.")
-    if plan.gradient_length < 4:
-        raise ValueError(f"--gradient-length is {plan.gradient_length}, expected at least 4.")
+    _check_numbers(plan, seeds, iterations)
     if resume != path.exists():
         raise ValueError(
             f"{path} {'does not exist' if resume else 'exists'}: --resume goes on with what is"
@@ -320,6 +314,15 @@ def compare(
         finally:  # Ctrl+C leaves what is finished
             bar.close()
             print(describe(result))
+
+
+def _check_numbers(plan: Plan, seeds: int, iterations: int | None) -> None:
+    memory.check_enough(MEMORY_STEPS, plan.num_envs)
+    numbers = {"seeds": (seeds, 1), "iterations": (iterations, 1), "history": (plan.history, 1)}
+    numbers["gradient-length"] = (plan.gradient_length, 4)  # for four quarters
+    for name, (value, limit) in numbers.items():
+        if value is not None and value < limit:
+            raise ValueError(f"--{name} is {value}, expected at least {limit}.")
 
 
 def _add_missing(bench: Bench, result: dict[str, Any], seeds: Iterable[int], folder: Path) -> None:
