@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+import support.cases  # noqa: F401  (puts the examples on the path)
 import torch
+from bottleneck import BottleneckModel
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from support.helpers import ACTION_DIM, CNN, IMAGES, hold_frames, make_obs
 from torch import nn
@@ -130,7 +132,13 @@ class Declared(RNNModel):
         return self.rnn(self.encode(obs)).squeeze(0)
 
 
+class Narrow(BottleneckModel):
+    def __init__(self, *args, **options):
+        super().__init__(*args, bottleneck_dim=4, **options)
+
+
 MODELS_OF_RSL_RL = {
+    "RNNModel of the examples": (Narrow,),
     "declared parts": (Declared,),
     "declared parts encode and get_latent": (doubling("encode"), doubling("get_latent"), Declared),
     "MLPModel get_latent": (doubling("get_latent"), MLPModel),
@@ -222,3 +230,11 @@ def test_only_a_changed_forward_pass_is_run_step_by_step():
     slow = {name for name, bases in MODELS.items() if parts_of(build(bases)) is None}
     changed = ("features", "get_latent", "forward", "reset", "get_hidden_state")
     assert slow == {name for name in MODELS if name.endswith(changed)}
+
+
+def test_a_bottleneck_hands_few_bounded_numbers_on():
+    model = build((Narrow,))
+    before = nn.Sequential(*model.mlp)[:-1](100.0 * torch.randn(N, 6))
+    assert before.shape == (N, 4)
+    assert before.abs().max() <= 1
+    assert model.mlp[-1].in_features == 4
