@@ -123,6 +123,7 @@ def result(num_seeds, **more):
         for name, value in returns.items()
     ]
     teacher = {"mean_return": 200.0, "confidence_interval": [190.0, 210.0], "timed_out": 0.9}
+    teacher["step_seconds"] = 0.02
     plan = {"history": 5, "gradient_length": 24}
     return {"plan": plan, "teacher": teacher, "students": students, **more}
 
@@ -139,7 +140,7 @@ def test_the_report():
     assert "Memory pays: it gains 45.0% (" in shown
     assert "5 steps of history are not enough: the LSTM gains 5.0% (" in shown
     assert "gap, what the best with memory lacks of the teacher: 4.5% (3.3% to 5.7%)" in shown
-    assert "looks back 30 steps: no less than the gradient, so try --gradient-length 60" in shown
+    assert "back 30 steps, 0.6 s: no less than the gradient, so try --gradient-length 60" in shown
 
 
 def test_a_comparison_that_was_broken_off_is_reported_as_far_as_it_is_finished():

@@ -151,7 +151,7 @@ def describe(result: Mapping[str, Any]) -> str:
         bias = _interval([mlp - lstm for mlp, lstm in pairs], ".1%")
         lines.append(f"Memory bias, what an LSTM loses where nothing is hidden: {bias}.")
     if "looks_back" in result:
-        lines.append(_reach(result["looks_back"], plan["gradient_length"]))
+        lines.append(_reach(result, plan["gradient_length"]))
     return "\n".join(lines)
 
 
@@ -205,8 +205,9 @@ def _advice(verdict: Verdict, students: Sequence[Mapping[str, Any]], num_seeds: 
     )
 
 
-def _reach(steps: int, gradient_length: int) -> str:
+def _reach(result: Mapping[str, Any], gradient_length: int) -> str:
     """Return what a memory's reach says for ``gradient_length``."""
+    steps, step_seconds = result["looks_back"], result[TEACHER]["step_seconds"]
     if steps == 0:
         return "The LSTM's memory is not used."
     advice = (
@@ -214,7 +215,8 @@ def _reach(steps: int, gradient_length: int) -> str:
         if steps < gradient_length
         else f"no less than the gradient, so try --gradient-length {2 * steps}"
     )
-    return f"The LSTM looks back {steps} steps: {advice}."
+    seconds = "" if step_seconds is None else f", {steps * step_seconds:.2g} s"
+    return f"The LSTM looks back {steps} steps{seconds}: {advice}."
 
 
 def _table(
