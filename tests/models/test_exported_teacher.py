@@ -38,8 +38,8 @@ class Playground(nn.Module):
         return torch.tanh(loc)
 
 
-def of_rl_sar() -> nn.Module:
-    """Return a network in the form of rl_sar's files: legged_gym's actor."""
+def of_legged_gym() -> nn.Module:
+    """Return a network in the form of legged_gym's actors."""
     return nn.Sequential(nn.Linear(3, 8), nn.ELU(), nn.Linear(8, 4), nn.ELU(), nn.Linear(4, 1))
 
 
@@ -54,7 +54,7 @@ def write(network: nn.Module, file: Path) -> None:
             torch.jit.trace(network, obs).save(str(file))
 
 
-@pytest.mark.parametrize("make", [Playground, of_rl_sar])
+@pytest.mark.parametrize("make", [Playground, of_legged_gym])
 @pytest.mark.parametrize(("name", "file"), [("TorchScript", "a.pt"), ("Onnx", "a.onnx")])
 def test_its_outputs_are_the_labels(name, file, make, tmp_path):
     torch.manual_seed(0)

@@ -200,7 +200,7 @@ def test_torchscript_keeps_no_graph_of_its_steps(exported):
 
 def test_the_code_of_a_bundle_runs_only_if_it_is_trusted(exported, capsys):
     assert main(["verify", str(exported)]) == 0
-    assert f"not run: policy.pt. They are code: to run it, add --trust {exported}" in (
+    assert f"not run: policy.pt. It is code: to run it, add --trust {exported}" in (
         capsys.readouterr().out
     )
     for trusted in ([], [exported.parent]):

@@ -232,7 +232,6 @@ WRONG = {
     "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "does not record the shapes",
     f"export {MODEL} --env my_envs:nothing": "draw the trajectory with --drawn",
-    f"export {MODEL} --target c": "expected one of ['rl_sar', 'unitree']: any other program",
     f"export {MODEL} --steps 1": "steps is 1",
     f"export {MODEL} --steps -1": "steps is -1",
     "memory model_0.pt --env my_envs:make --steps -1": "steps is -1, expected at least 40",

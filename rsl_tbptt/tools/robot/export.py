@@ -15,7 +15,7 @@ import math
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.installation import versions
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.robot import golden
-from rsl_tbptt.tools.robot.runtime_configs import of_actions, terms_of
-from rsl_tbptt.tools.robot.targets import TARGETS, Exported, check_targets
+from rsl_tbptt.tools.robot.unitree import of_actions, terms_of, write_unitree
 from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript, verify
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.evaluate import started
@@ -58,7 +57,7 @@ def export(
     output: Path | None = None,
     *,
     single_input: bool = False,
-    target: Sequence[str] = (),
+    unitree: bool = False,
     steps: int = 200,
     tolerance: float = 1e-4,
     seed: int = 0,
@@ -72,7 +71,7 @@ def export(
         output: New folder, or that of an earlier export, whose files are replaced. None means a new
             ``exported/model_<iteration>`` next to the checkpoint.
         single_input: Let ONNX take one ``obs`` of all groups joined.
-        target: Names in :data:`rsl_tbptt.tools.robot.targets.TARGETS`; each gets a folder.
+        unitree: Write a folder for Unitree's programs as well.
         steps: Length of the golden trajectory, at least 2.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
@@ -88,17 +87,16 @@ def export(
 
     Raises:
         ValueError: If the policy does not fit its config, its task is unknown to its platform, an
-            option is wrong, nothing can be written to ``output``, or it has targets of an earlier
-            export that ``target`` does not name.
+            option is wrong, nothing can be written to ``output``, or it has a folder of an earlier
+            export that would not be written again.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")
-    check_targets(target)
     heads = saved_heads(run.auxiliary)
-    output = _folder(run, output, target)
+    output = _folder(run, output, unitree)
     policy, trajectory, about = _recorded(run, heads, steps, seed, drawn, where)
     robot = {"clip_actions": run.clip_actions, **run.robot}
-    forms = {"single_input": single_input, "targets": target}
+    forms = {"single_input": single_input, "unitree": unitree}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bundle = write_bundle(folder, policy, trajectory, heads, robot, about, **forms)
@@ -110,7 +108,7 @@ def export(
     return {**bundle, "output": output if passed else None}
 
 
-def _folder(run: Run, output: Path | None, target: Sequence[str]) -> Path:
+def _folder(run: Run, output: Path | None, unitree: bool) -> Path:
     """Return the folder to write.
 
     Raises:
@@ -120,7 +118,7 @@ def _folder(run: Run, output: Path | None, target: Sequence[str]) -> Path:
     name = run.checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
     output = output_path(output, run.checkpoint.parent / "exported" / name, MARK, METADATA)
     folders = sorted(path.name for path in output.glob("*") if path.is_dir())
-    if kept := [name for name in folders if name not in target]:
+    if kept := [name for name in folders if not (unitree and name == "unitree")]:
         raise ValueError(
             f"{output} has the folders {kept} of an earlier export, expected --target for each:"
             " they would keep the earlier policy. Name or delete them, or name another --output."
@@ -236,7 +234,7 @@ def write_bundle(
     about: Mapping[str, Any],
     *,
     single_input: bool = False,
-    targets: Sequence[str] = (),
+    unitree: bool = False,
 ) -> dict[str, Any]:
     """Write all files of a bundle.
 
@@ -249,7 +247,7 @@ def write_bundle(
         about: ``checkpoint``, ``iteration``, ``golden``, the origin of the trajectory in words, and
             ``simulation``, its platform and registered task or None.
         single_input: Whether ONNX takes one ``obs`` of all groups joined.
-        targets: Names in ``TARGETS`` of programs that get a folder as well.
+        unitree: Whether Unitree's programs get a folder as well.
 
     Returns:
         The content of ``policy.json``.
@@ -269,10 +267,8 @@ def write_bundle(
     onnx.save(model, folder / ONNX)
     if hasattr(torch.jit, "script"):
         export_torchscript(step, folder / TORCHSCRIPT)
-    if targets:
-        exported = Exported(*written(step.joined()), folder / TORCHSCRIPT)
-        for name in dict.fromkeys(targets):
-            TARGETS[name](folder / name, exported)
+    if unitree:
+        write_unitree(folder / "unitree", *written(step.joined()))
     np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)
     text = README.read_text(encoding="utf-8").format(**metadata)
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rsl_tbptt.deploy import GOLDEN, Policy
-from rsl_tbptt.tools.robot.runtime_configs import width_of
+from rsl_tbptt.tools.robot.unitree import width_of
 from rsl_tbptt.tools.robot.verify import read_golden, run_onnx
 
 Log = Mapping[str, np.ndarray]

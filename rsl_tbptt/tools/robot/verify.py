@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, Policy, groups_in, join
+from rsl_tbptt.deploy import GOLDEN, Policy, groups_in, join
 
 TORCHSCRIPT = "policy.pt"
 
@@ -29,9 +29,9 @@ def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
         trust: What the user trusts; the bundle's TorchScript runs only if it is named.
 
     Returns:
-        The largest difference of an action: ``onnx``; ``torchscript`` if the bundle has it; and
-        that of each target by its name. Also the largest difference of each auxiliary head's
-        prediction in ONNX, by the head's name.
+        The largest difference of an action: ``onnx``; ``unitree`` and ``torchscript`` if the bundle
+        has them. Also the largest difference of each auxiliary head's prediction in ONNX, by the
+        head's name.
 
     Raises:
         ValueError: If the folder is not a bundle, or a file in it is another policy's.
@@ -40,25 +40,13 @@ def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
     _check_complete(golden, bundle / GOLDEN)
     heads = [name for name in policy.metadata["outputs"] if name in golden and name != "actions"]
     outputs = run_onnx(policy, golden, ("actions", *heads))
-    actions = {bundle / ONNX: outputs["actions"]}
-    for folder in sorted({path.parent for path in bundle.rglob(METADATA)} - {bundle}):
-        actions[folder / ONNX] = run_onnx(Policy(folder), golden, ("actions",))["actions"]
-    if is_trusted(bundle, trust):
-        actions |= {
-            bundle / name: run_torchscript(bundle / name, golden) for name in code_in(bundle)
-        }
-    differences: dict[str, float] = {}
-    for path, values in actions.items():
-        form = "onnx" if path.name == ONNX else "torchscript"
-        name = form if path.parent == bundle else path.relative_to(bundle).parts[0]
-        difference = largest_difference(values, golden["actions"])
-        differences[name] = float(np.maximum(differences.get(name, 0.0), difference))  # NaN stays
+    actions = {"onnx": outputs["actions"]}
+    if (folder := bundle / "unitree" / "exported").exists():
+        actions["unitree"] = run_onnx(Policy(folder), golden, ("actions",))["actions"]
+    if (file := bundle / TORCHSCRIPT).exists() and is_trusted(bundle, trust):
+        actions["torchscript"] = run_torchscript(file, golden)
+    differences = {name: largest_difference(a, golden["actions"]) for name, a in actions.items()}
     return differences | {name: largest_difference(outputs[name], golden[name]) for name in heads}
-
-
-def code_in(bundle: Path) -> list[str]:
-    """Return the names of a bundle's files that :func:`verify` runs only if it is trusted."""
-    return sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*.pt"))
 
 
 def read_golden(path: Path) -> dict[str, np.ndarray]:
@@ -117,7 +105,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
             if starts:
                 module.reset()
             observed = join([values[step] for values in groups.values()])
-            actions.append(_act(module, torch.from_numpy(observed)[None])[0].numpy())
+            actions.append(module(torch.from_numpy(observed)[None])[0].numpy())
     except (RuntimeError, ValueError, AttributeError) as error:
         reason = (str(error).strip().splitlines() or [repr(error)])[-1]  # before it, a traceback
         raise ValueError(
@@ -125,18 +113,6 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
             f" {torch.__version__} can read: {reason}"
         ) from error
     return np.stack(actions)
-
-
-def _act(module: Any, obs: torch.Tensor) -> torch.Tensor:
-    """Return actions in the policy's order, also of a file in the order of motors."""
-    if not hasattr(module, "action_order"):
-        return module(obs)
-    order, actions = module.order[-1], torch.empty(1, len(module.action_order))
-    placed = torch.zeros(1, int(order.max()) + 1)
-    placed[:, order] = obs
-    module.step = len(module.order) - 1  # recorded histories may not begin as on the robot
-    actions[:, module.action_order] = module(placed)
-    return actions
 
 
 @contextmanager
