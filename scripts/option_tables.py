@@ -102,13 +102,12 @@ def command_sections(folder: Path) -> str:
     shared = [line for line, count in counts.items() if count > 2]
     sections = ["\n".join(["## Shared arguments\n", *shared])]
     for name, parser in commands().items():
-        texts = (parser.description, parser.epilog)
-        words = [escaped(_in_markdown(text, folder)) for text in texts if text]
+        description = escaped(_in_markdown(parser.description or "", folder))
         lines = [line for line in arguments[name] if line not in shared]
         flags = re.findall(r"^- `(--[\w-]+)", "\n".join(set(arguments[name]) & {*shared}), re.M)
         if flags:
             lines.append(f"- shared: `{' '.join(sorted(flags))}`")
-        sections.append("\n\n".join([f"## {name}", *words, "\n".join(lines)]))
+        sections.append("\n\n".join([f"## {name}", description, "\n".join(lines)]))
     return "\n" + "\n\n".join(sections) + "\n\n"
 
 

@@ -6,9 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import make_dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,8 +19,7 @@ from rsl_tbptt.installation import install
 from rsl_tbptt.tools.commands import doctor
 from rsl_tbptt.tools.commands.cli import command_parser, main
 from rsl_tbptt.tools.commands.commands import COMMANDS
-from rsl_tbptt.tools.platforms import PLATFORMS, mjlab
-from rsl_tbptt.tools.simulate import play
+from rsl_tbptt.tools.platforms import PLATFORMS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 ONE_SCREEN = 36
@@ -256,22 +253,15 @@ WRONG = {
     f"evaluate {MODEL} --env my_envs:timeless": "is 0, expected seconds above 0",
     f"evaluate {MODEL} --env needs_more:make": "The module module_of_somebody is missing",
     f"evaluate {MODEL} --env my_envs:make --device cuda:99": "--device is cuda:99",
-    "play --checkpoint no.pt": "does not exist",
-    "play --checkpoint code/model_0.pt": "print, expected tensors and plain values",
-    f"play {MODEL} --task T": "which has no program that shows robots",
+    "play --checkpoint no.pt --video v.gif": "does not exist",
+    "play --checkpoint code/model_0.pt --video v.gif": "print, expected tensors and plain values",
     f"play {MODEL} --video v.gif": "which renders no robots",
-    f"play {MODEL} {MODEL}": "--video is missing",
-    f"play {MODEL} --trust mine": "--video is missing",
-    f"play {MODEL} --num-envs 0": "--num-envs is 0, expected at least 1",
-    f"play {MODEL} --video v.gif --viz newton": "The arguments ['--viz'] are unknown",
+    f"play {MODEL} --video v.gif --num-envs 0": "--num-envs is 0, expected at least 1",
 }
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG.items(), ids=WRONG.keys())
-def test_what_is_wrong_is_said_in_one_line_and_leaves_no_file(
-    folder, monkeypatch, capsys, line, message
-):
-    monkeypatch.setattr(play, "run_shown", lambda *_: pytest.fail("ran"))
+def test_what_is_wrong_is_said_in_one_line_and_leaves_no_file(folder, capsys, line, message):
     words = line.split()
     assert main(words) == 1
     error = capsys.readouterr().err
@@ -320,7 +310,14 @@ def test_a_bundle_of_another_policy_is_not_evaluated_under_a_checkpoints_name(fo
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["fly"], ["export"], ["export", "--checkpoint", "m.pt", "--fast"], ["evaluate", "--env"]],
+    [
+        [],
+        ["fly"],
+        ["export"],
+        ["export", "--checkpoint", "m.pt", "--fast"],
+        ["evaluate", "--env"],
+        ["play", "--checkpoint", "m.pt"],
+    ],
 )
 def test_wrong_arguments_end_with_usage(capsys, words):
     with pytest.raises(SystemExit) as end:
@@ -349,30 +346,6 @@ def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
     assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
     assert install("train") == f"uv pip install --python {sys.executable} -e '{root}[train]'"
-
-
-def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, monkeypatch):
-    manifest = '{"library": "rsl_rl", "task": "Tbptt-T", "metadata": {"agent": "a"}}'
-    (folder / "run.json").write_text(manifest)
-    seen = []
-    monkeypatch.setattr(play, "run_shown", lambda command, *_: seen.append(command) or 7)
-    assert main(["play", "--checkpoint", "model_0.pt", "--viz", "newton"]) == 7
-    assert seen[0][4:8] == ["--task", "Tbptt-T", "--agent", "a"]
-    assert str(folder / "model_0.pt") in seen[0]
-    assert seen[0][-2:] == ["--viz", "newton"]
-
-
-def test_mjlab_cannot_play_a_model_that_the_task_does_not_register(folder, monkeypatch, capsys):
-    (folder / "params").mkdir()
-    (folder / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
-    agent = make_dataclass("Agent", ["student"])({"class_name": "RNNModel"})
-    monkeypatch.setattr(mjlab, "_registry", lambda: SimpleNamespace(load_rl_cfg=lambda _: agent))
-    monkeypatch.setattr(play, "run_shown", lambda *_: 7)
-    words = ["play", "--checkpoint", "model_0.pt", "--task", "T"]
-    assert main(words) == 7
-    agent.student["class_name"] = "MLPModel"
-    assert main(words) == 1
-    assert "MLPModel as its student, and the checkpoint has a rsl_rl" in capsys.readouterr().err
 
 
 def test_the_commands_of_the_pages_are_known(request):

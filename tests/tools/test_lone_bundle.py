@@ -191,8 +191,7 @@ def test_a_task_with_other_observations_is_refused(bundle, simulated, capsys):
     ("line", "message"),
     [
         ("evaluate --policy walker --agent a.yaml", "--agent is a.yaml, expected it only next to"),
-        ("play --policy walker", "--video is missing, expected it next to --policy"),
-        ("play", "--checkpoint is missing, expected it, or --policy next to --video"),
+        ("play --video film.gif", "--checkpoint is missing, expected it or --policy"),
         ("play --policy run --video film.gif", "expected a folder of `rsl-tbptt export`"),
         ("play --policy walker --video film.mp4", "film.mp4, expected a name that ends in"),
         ("play --policy walker --video film.gif --seconds 0", "--seconds is 0.0, expected above 0"),

@@ -64,17 +64,6 @@ def test_a_note_that_is_none_of_rsl_rl_is_named(checkpoint, text):
         isaaclab.find_trained(checkpoint)
 
 
-def test_isaac_lab_plays_with_the_task_and_agent(checkpoint):
-    command = isaaclab.play_command(
-        Trained("Tbptt-T", "a"), checkpoint, num_envs=3, device="cuda:1"
-    )
-    assert command == [
-        *("isaaclab", "play", "--rl_library", "rsl_rl", "--task", "Tbptt-T", "--agent", "a"),
-        *("--checkpoint", str(checkpoint), "--num_envs", "3"),
-        *("physics=newton_mjwarp", "--device", "cuda:1", "agent.device=cuda:1"),
-    ]
-
-
 @dataclasses.dataclass
 class Motion:
     """A command's config."""

@@ -45,20 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     """Parse a command line and run its command."""
-    parser = command_parser()
-    args, unknown = parser.parse_known_args(words)
-    options = vars(args)
+    options = vars(command_parser().parse_args(words))
     name = options.pop("command")
     in_order = []
     for parameter in inspect.signature(COMMANDS[name]).parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             in_order.append(options.pop(parameter.name))
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            in_order, unknown = unknown, []
         elif not get_args(kind := parameter.annotation):
             options[parameter.name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     require(name)
     return COMMANDS[name](*in_order, **options) or 0
 
@@ -89,14 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
 
     Positional-only parameters are arguments by place, the others are options. Each is annotated
     with its type, its help and, where needed, argparse's own settings. The help gets the default
-    where its text names none. ``*extra_args`` takes the words that the parser does not know.
+    where its text names none.
     """
     usage = ["%(prog)s", "[options]"]
     for parameter in _parameters(function):
         kind, text, *settings = get_args(parameter.annotation)
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            parser.epilog = text
-            continue
         options: dict[str, Any] = dict(*settings)
         types = [part for part in get_args(kind) if part is not NoneType] or [kind]
         if kind is bool:

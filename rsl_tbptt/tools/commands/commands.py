@@ -50,6 +50,9 @@ Target = Annotated[
     {"choices": ["unitree"]},
 ]
 SingleInput = Annotated[bool, "let the ONNX file take one input, obs: all groups, joined"]
+Overrides = Annotated[
+    Sequence[str], "settings of the task: env.NAME=VALUE; for Isaac Lab also presets=NAME"
+]
 Device = Annotated[str, "cpu or cuda:<index>"]
 Tolerance = Annotated[float, "largest difference that passes"]
 
@@ -69,9 +72,7 @@ class Where:
         "for rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
         {"metavar": "MODULE:FUNCTION"},
     ] = None
-    overrides: Annotated[
-        Sequence[str], "settings of the task: env.NAME=VALUE; for Isaac Lab also presets=NAME"
-    ] = ()
+    overrides: Overrides = ()
     device: Device = "cpu"
 
     def check(self) -> None:
@@ -359,62 +360,40 @@ def _print_differences(differences: Mapping[str, float]) -> None:
 
 
 def play(
-    *extra_args: Annotated[
-        str,
-        "Other arguments go on to the platform's command: --viz newton for a window. With --video"
-        " they are settings of the task: env.episode_length_s=4.",
-    ],
+    *,
     checkpoint: Annotated[
-        Sequence[Path], "checkpoint, or RUN/latest; with --video repeatable", {"action": "append"}
+        Sequence[Path], "checkpoint, or RUN/latest; repeatable", {"action": "append"}
     ] = (),
     policy: Annotated[
-        Sequence[Path],
-        "with --video, bundle to film; repeatable",
-        {"action": "append", "metavar": "BUNDLE"},
+        Sequence[Path], "bundle to film; repeatable", {"action": "append", "metavar": "BUNDLE"}
     ] = (),
+    video: Annotated[Path, "GIF or WebP file to write"],
     task: Task = None,
-    num_envs: Annotated[int | None, "environments to show (default: 16, with --video 2)"] = None,
-    video: Annotated[Path | None, "GIF or WebP file to film into instead"] = None,
-    seconds: Annotated[float, "with --video, most seconds of an episode"] = 10.0,
-    seed: Annotated[int, "with --video, seed of the environments"] = 1000,
+    overrides: Overrides = (),
+    num_envs: Annotated[int, "robots per policy"] = 2,
+    seconds: Annotated[float, "most seconds of an episode"] = 10.0,
+    seed: Annotated[int, "seed of the environments"] = 1000,
     trust: Trust = (),
     device: Device = "cpu",
-) -> int:
-    """Play a checkpoint with its platform's own command, task and agent.
+) -> None:
+    """Film the first episodes of policies side by side, without a screen.
 
     Raises:
-        ValueError: If an option is missing, or given that only the other one takes.
+        ValueError: If no policy is named, or fewer than one robot.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.simulate import play as playing
 
     if not (checkpoint or policy):
-        raise ValueError("--checkpoint is missing, expected it, or --policy next to --video.")
+        raise ValueError("--checkpoint is missing, expected it or --policy.")
     checkpoints = [checkpoint_file(path) for path in checkpoint]
-    if num_envs is not None and num_envs < 1:
+    if num_envs < 1:
         raise ValueError(f"--num-envs is {num_envs}, expected at least 1.")
-    if video is None:
-        if len(checkpoints) > 1 or trust or policy:
-            raise ValueError(
-                "--video is missing, expected it next to --policy, --trust or several --checkpoint:"
-                " the platform's own play, which has a window, shows one checkpoint's policy and"
-                " loads the classes of its task. A bundle has no window."
-            )
-        return playing.play(
-            checkpoints[0], num_envs=num_envs or 16, task=task, device=device, extra_args=extra_args
-        )
-    require("play --video")
-    if refused := [word for word in extra_args if word.startswith("-")]:
-        raise ValueError(
-            f"The arguments {refused} are unknown, expected with --video only settings of the"
-            " task: env.episode_length_s=4."
-        )
     check_device(device)
     policies = _policies(checkpoints, policy, trust)
-    where = {"overrides": [*extra_args], "task": task, "device": device}
-    playing.record(policies, video, seconds=seconds, num_envs=num_envs or 2, seed=seed, **where)
+    where = {"overrides": overrides, "task": task, "device": device}
+    playing.record(policies, video, seconds=seconds, num_envs=num_envs, seed=seed, **where)
     print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
-    return 0
 
 
 def _policies(files: Sequence[Path], bundles: Sequence[Path], trust: Sequence[str]) -> list[Any]:

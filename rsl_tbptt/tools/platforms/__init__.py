@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +54,7 @@ class Simulation:
 
 
 class Platform:
-    """A platform: it opens its environments and writes its commands."""
+    """A platform: it finds the task of a checkpoint and opens its environments."""
 
     TITLE: str
     """What users call it."""
@@ -67,7 +65,7 @@ class Platform:
     TASKS: str | None = None
     """Its group of entry points for tasks."""
     PROGRAM: str | None = None
-    """Its command. None: it can neither train, play nor render a task."""
+    """Its command, which ``doctor`` looks for. None: it has none."""
     DEFAULT_AGENT = ""
     """Name of the agent's config where a user names none."""
 
@@ -136,19 +134,6 @@ class Platform:
         """
         raise NotImplementedError
 
-    def play_command(
-        self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
-    ) -> list[str]:
-        """Write the platform's own command that shows a policy, as a user would type it.
-
-        Args:
-            trained: The task, and the agent that the policy is.
-            checkpoint: Its file.
-            num_envs: Environments to show.
-            device: Device of the simulation.
-        """
-        raise NotImplementedError
-
 
 def load_platform(name: str) -> Platform:
     """Return one of :data:`PLATFORMS`."""
@@ -202,23 +187,3 @@ def child_environment(device: str) -> dict[str, str]:
     if device == "cpu":
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
-
-
-def run_shown(command: list[str], folder: Path, device: str) -> int:
-    """Print a command and run it in a folder with its output on the screen.
-
-    Args:
-        command: The command, as :meth:`Platform.play_command` writes it.
-        folder: Working directory, created if missing: platforms log in it.
-        device: Device that the command computes on.
-
-    Returns:
-        The exit status; 128 and the signal's number if one ended it, as in a shell.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"in {folder}:\n  {shlex.join(command)}\n", flush=True)
-    running = subprocess.Popen(executable(command), cwd=folder, env=child_environment(device))
-    while running.poll() is None:
-        with suppress(KeyboardInterrupt):  # Ctrl+C reaches it, too: it may save before it ends
-            running.wait()
-    return running.returncode if running.returncode >= 0 else 128 - running.returncode

@@ -124,14 +124,6 @@ class IsaacLab(Platform):
 
         return render
 
-    def play_command(
-        self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
-    ) -> list[str]:
-        """Write `isaaclab play`."""
-        command = ["isaaclab", "play", "--rl_library", "rsl_rl", "--task", trained.task]
-        command += ["--agent", trained.agent, "--checkpoint", str(checkpoint)]
-        return [*command, "--num_envs", str(num_envs), *placement(trained.task, device)]
-
 
 PLATFORM = IsaacLab()
 

@@ -1,4 +1,4 @@
-"""mjlab: its own environments and commands."""
+"""mjlab: its own environments."""
 
 from __future__ import annotations
 
@@ -87,13 +87,6 @@ class Mjlab(Platform):
         """Return a function to the last images of the camera: (N, height, width, 3), uint8."""
         camera = env.unwrapped.scene[CAMERA]
         return lambda: camera.data.rgb
-
-    def play_command(
-        self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
-    ) -> list[str]:
-        """Write mjlab's `play`."""
-        command = ["play", trained.task, "--checkpoint-file", str(checkpoint)]
-        return [*command, "--num-envs", str(num_envs), "--device", device]
 
 
 PLATFORM = Mjlab()

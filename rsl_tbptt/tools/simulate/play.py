@@ -1,4 +1,4 @@
-"""Play a checkpoint with the platform's own command, or film policies without a screen.
+"""Film policies without a screen.
 
 A video has one column per policy and one row per robot. Images that a policy sees lie in the lower
 right corner of its robot's. Every policy meets the same robots and starts, since the environments
@@ -8,7 +8,7 @@ have the same seed. Isaac Lab and mjlab trace rays on any device, without OpenGL
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from rsl_tbptt.checkpoints.describing import qualified_name
-from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.compat.versions import resolve_callable
 from rsl_tbptt.files import complete, output_path
-from rsl_tbptt.tools.platforms import load_platform, platform_of, run_shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -63,63 +59,6 @@ class Film:
     seconds: list[float]
     """Duration of each robot's first episode, as far as it was filmed."""
     frame_seconds: float
-
-
-def play(
-    checkpoint: Path,
-    *,
-    task: str | None = None,
-    num_envs: int = 16,
-    device: str = "cpu",
-    extra_args: Sequence[str] = (),
-) -> int:
-    """Show and run the platform's command until it ends.
-
-    Args:
-        checkpoint: ``model_<iteration>.pt`` in a log folder of Isaac Lab or mjlab.
-        task: Registered id. None takes the one that the policy was trained on.
-        num_envs: Environments to show.
-        device: Device of the simulation, ``cpu`` or ``cuda:<index>``.
-        extra_args: Arguments that go on to the command.
-
-    Returns:
-        Its exit status.
-
-    Raises:
-        ValueError: If the checkpoint cannot be read, or nothing tells on what it was trained.
-        FileNotFoundError: If the platform is not installed.
-    """
-    checkpoint = checkpoint.resolve()
-    platform = load_platform(platform_of(checkpoint))
-    if platform.PROGRAM is None:
-        raise ValueError(
-            f"{checkpoint} was trained by {platform.TITLE}, which has no program that shows robots,"
-            " expected a checkpoint of Isaac Lab or mjlab. With --video FILE robots of EnvPool are"
-            " filmed."
-        )
-    loaded = read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
-    trained = platform.find_trained(checkpoint, task)
-    if platform.name == "mjlab":  # its play builds the registered agent's models
-        _check_registered(platform.registered_agent(trained), trained.task, loaded)
-    command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
-    return run_shown([*command, *extra_args], Path.cwd(), device)
-
-
-def _check_registered(agent: Mapping[str, Any], task: str, checkpoint: Mapping[str, Any]) -> None:
-    """Check that a task registers the kind of model that a checkpoint has.
-
-    Raises:
-        ValueError: If it does not, as after a change on the command line of the training.
-    """
-    for role, model in checkpoint.get("rsl_tbptt", {}).get("models", {}).items():
-        name = agent.get(role, {}).get("class_name")
-        registered = name and qualified_name(resolve_callable(name))
-        if role in ("actor", "student") and registered != model["class_name"]:
-            raise ValueError(
-                f"{task} registers {registered} as its {role}, and the checkpoint has a"
-                f" {model['class_name']}, expected the same: mjlab's play shows registered models."
-                " With --video FILE any model is filmed."
-            )
 
 
 def record(
