@@ -183,7 +183,7 @@ def test_what_a_bundle_tells_is_checked_before_anything_is_simulated(
 def test_a_task_with_other_observations_is_refused(bundle, simulated, capsys):
     simulated[1]["width"] = 7
     assert main(["evaluate", "--policy", "walker", *EPISODES]) == 1
-    expected = "Walk has the observation groups {'policy': [7]}, expected {'policy': [5]} as in"
+    expected = "Walk has the observation groups {'policy': [7]}, expected {'policy': [5]} as the"
     assert expected in capsys.readouterr().err
 
 

@@ -34,12 +34,12 @@ class BundlePolicy:
         self._policy = Policy(bundle)
         self._begin = self._policy.state
         groups_of_policy = self._policy.metadata["observation_groups"]
-        self._groups, self._joins = [*(groups_of_policy or groups)], not groups_of_policy
+        self.groups, self._joins = [*(groups_of_policy or groups)], not groups_of_policy
         self._states = []
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:
         """Return the actions, (N, A), for observations, batch size (N,)."""
-        groups = {name: obs[name].cpu().numpy() for name in self._groups}
+        groups = {name: obs[name].cpu().numpy() for name in self.groups}
         self._states = self._states or [self._begin] * len(obs)
         actions = []
         for env, state in enumerate(self._states):
@@ -76,13 +76,13 @@ class LoneBundle(BundlePolicy):
         super().__init__(bundle)
         metadata, self._file = self._policy.metadata, bundle.resolve() / METADATA
         self.checkpoint = self._file.with_name(metadata["checkpoint"])
-        self._shapes = {n: group["shape"] for n, group in metadata["observation_groups"].items()}
-        if not self._shapes:
+        self.shapes = {n: group["shape"] for n, group in metadata["observation_groups"].items()}
+        if not self.shapes:
             raise ValueError(
                 f"observation_groups is {{}} in '{self._file}', expected the groups that the policy"
                 " sees: name the checkpoint with --checkpoint."
             )
-        self.obs_groups_2d = [name for name, shape in self._shapes.items() if len(shape) == 3]
+        self.obs_groups_2d = [name for name, shape in self.shapes.items() if len(shape) == 3]
         self.clip_actions = metadata["robot"].get("clip_actions")
         steps = metadata.get(COUNTER)
         self.counted_steps = steps if isinstance(steps, int) else None
@@ -95,19 +95,6 @@ class LoneBundle(BundlePolicy):
             ValueError: If the bundle does not tell.
         """
         return self._told("task")
-
-    def check_observations(self, obs: TensorDict, task: str) -> None:
-        """Check that a task gives the observations that the policy sees.
-
-        Raises:
-            ValueError: If a group is missing or has another shape.
-        """
-        shapes = {name: [*obs[name].shape[1:]] for name in self._shapes if name in obs}
-        if shapes != self._shapes:
-            raise ValueError(
-                f"{task} has the observation groups {shapes or [*obs.keys()]}, expected"
-                f" {self._shapes} as in '{self._file}': name the task that it was trained on."
-            )
 
     def _told(self, name: str) -> str:
         """Return the platform or the task.

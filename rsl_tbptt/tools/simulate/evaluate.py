@@ -12,8 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from scipy import stats
@@ -21,7 +20,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.curricula import COUNTER, count_from
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.tools.platforms import Platform, Simulation
+from rsl_tbptt.tools.platforms import Simulation
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.policies import build_policy, check_groups
 
@@ -34,41 +33,12 @@ SEED = 1000
 """Default seed of the environments."""
 
 
-class Acting(Protocol):
-    """A policy that acts in many environments and keeps a separate memory for each."""
-
-    def __call__(self, obs: TensorDict, /) -> torch.Tensor:
-        """Return the actions, (N, A), for observations, batch size (N,)."""
-        ...
-
-    def reset(self, dones: torch.Tensor | None = None, /) -> None:
-        """Clear the memory where an episode ended, or everywhere."""
-        ...
-
-
-class Deployed(Acting, Protocol):
-    """A policy that needs no checkpoint: a bundle's. It tells what :class:`Run` tells."""
-
-    checkpoint: Path
-    """Where it would be; only its name is in results."""
-    platform: Platform
-    clip_actions: float | None
-    counted_steps: int | None
-
-    def trained_task(self) -> str:
-        """Return the registered id of its task."""
-        ...
-
-    def check_observations(self, obs: TensorDict, task: str) -> None:
-        """Check that a task gives the observations that the policy sees."""
-        ...
-
-
 @dataclass(frozen=True)
 class Start:
     """A policy, and environments that have just been reset."""
 
-    run: Run | Deployed
+    run: Any
+    """A :class:`Run`, or a bundle that needs none, ``LoneBundle``."""
     task: str
     env: Any
     """In rsl_rl's form."""
@@ -79,9 +49,9 @@ class Start:
 
 
 def evaluate(
-    run: Run | Deployed,
+    run: Any,
     *,
-    exported: Callable[[Start], Acting] | None = None,
+    exported: Callable[[Start], Any] | None = None,
     form: str = "checkpoint",
     episodes: int = 256,
     max_steps: int | None = None,
@@ -91,7 +61,7 @@ def evaluate(
     """Evaluate a policy.
 
     Args:
-        run: The policy.
+        run: The policy; see :class:`Start`.
         exported: Makes the policy that acts in place of the checkpoint's. None evaluates that.
         form: Name of what acts, for the result.
         episodes: Number of fresh episodes, one per environment, at least 2.
@@ -133,7 +103,7 @@ def evaluate(
 
 @contextmanager
 def started(
-    run: Run | Deployed,
+    run: Any,
     *,
     task: str | None = None,
     overrides: Sequence[str] = (),
@@ -147,7 +117,7 @@ def started(
     Curricula that count steps stand where they were in the training.
 
     Args:
-        run: The policy, and the platform that simulates.
+        run: The policy, and the platform that simulates; see :class:`Start`.
         task: Registered id, or ``module:function`` for rsl_rl alone. None means the task that the
             policy was trained on.
         overrides: Presets and settings of the task as in training, in the platform's form.
@@ -174,12 +144,8 @@ def started(
     )
     with run.platform.simulated_env(simulation) as env:
         obs = env.get_observations()
-        if isinstance(run, Run):
-            check_groups(run, obs, simulation.task)
-            policy = build_policy(run, device, obs)
-        else:
-            policy = run
-            policy.check_observations(obs, simulation.task)
+        check_groups(run, obs, simulation.task)
+        policy = build_policy(run, device, obs) if isinstance(run, Run) else run
         count_from(env, run.counted_steps)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = run.platform.restart(env, seed)
@@ -192,11 +158,7 @@ def longest_episode(env: Any) -> int:
 
 
 def statistics_of(
-    env: Any,
-    policy: Acting,
-    obs: TensorDict,
-    step_seconds: float | None,
-    max_steps: int | None = None,
+    env: Any, policy: Any, obs: TensorDict, step_seconds: float | None, max_steps: int | None = None
 ) -> dict[str, Any]:
     """Let a policy act in the first episodes of environments, and return their statistics.
 
@@ -225,7 +187,7 @@ def statistics_of(
 @torch.inference_mode()
 def run_first_episodes(
     env: Any,
-    policy: Acting,
+    policy: Any,
     obs: TensorDict,
     *,
     max_steps: int,
@@ -238,7 +200,8 @@ def run_first_episodes(
 
     Args:
         env: Environment in rsl_rl's form, just reset.
-        policy: Policy whose memory is cleared where an episode ends. A model has the same memory
+        policy: It returns actions, (N, A), when it is called with observations, and its
+            ``reset(dones)`` clears its memory where an episode ends. A model has the same memory
             afterwards as before, so that its training can go on.
         obs: Observations after the reset, batch size (N,).
         max_steps: Steps after which unfinished episodes are broken off.

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from PIL import Image
     from tensordict import TensorDict
 
-    from rsl_tbptt.tools.run import Run
-    from rsl_tbptt.tools.simulate.evaluate import Deployed
-
 SIZE = (240, 180)
 """Width and height of a robot's image, in pixels."""
 SEEN_WIDTH = 96
@@ -61,13 +58,12 @@ class Film:
     frame_seconds: float
 
 
-def record(
-    policies: Sequence[Run | Deployed], output: Path, *, seconds: float = 10.0, **options: Any
-) -> None:
+def record(policies: Sequence[Any], output: Path, *, seconds: float = 10.0, **options: Any) -> None:
     """Film policies and write one file.
 
     Args:
-        policies: The policies, all of tasks with the same duration of a step.
+        policies: Runs and bundles, all of tasks with the same duration of a step; see
+            :class:`rsl_tbptt.tools.simulate.evaluate.Start`.
         output: GIF or WebP file; an earlier video is replaced.
         seconds: Time after which longer episodes are cut.
         options: ``num_envs``, the number of robots, and where they are; see
@@ -92,7 +88,7 @@ def record(
 
 
 @torch.inference_mode()
-def film(run: Run | Deployed, seconds: float, **options: Any) -> Film:
+def film(run: Any, seconds: float, **options: Any) -> Film:
     """Film the first episodes of a policy; see :func:`record`.
 
     Raises:

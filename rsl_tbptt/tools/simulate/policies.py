@@ -62,11 +62,16 @@ def build_policy(run: Run, device: str = "cpu", obs: TensorDict | None = None) -
     return policy.to(device).eval()
 
 
-def check_groups(run: Run, obs: TensorDict, task: str) -> None:
+def check_groups(run: Any, obs: TensorDict, task: str) -> None:
     """Check that a task gives the observation groups that a policy was trained on.
 
+    Args:
+        run: What has the policy's ``groups`` and ``shapes``: a :class:`Run` or a bundle.
+        obs: The task's observations, batch size (N,).
+        task: Its name, for messages.
+
     Raises:
-        ValueError: If a group is missing, or has another shape than the checkpoint records.
+        ValueError: If a group is missing, or has another shape than recorded.
     """
     advice = "name the task that it was trained on"
     if missing := [name for name in run.groups if name not in obs]:
