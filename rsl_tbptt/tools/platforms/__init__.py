@@ -116,8 +116,15 @@ class Platform:
         return env.reset()[0]
 
     def step_seconds(self, env: Any) -> float | None:
-        """Return the duration of a step, None if the environment does not have it."""
-        return env.unwrapped.step_dt
+        """Return the attribute ``step_dt`` in seconds, None without one.
+
+        Raises:
+            ValueError: If it is not above 0.
+        """
+        seconds = getattr(getattr(env, "unwrapped", env), "step_dt", None)
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"step_dt of {env} is {seconds!r}, expected seconds above 0.")
+        return seconds
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function that renders the robot of every environment as it stands.

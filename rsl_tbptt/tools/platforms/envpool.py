@@ -70,10 +70,6 @@ class EnvPool(Platform):
         with closing(made) as env:
             yield env
 
-    def step_seconds(self, env: Any) -> float | None:
-        """Return the duration of a step, None if the task does not have it."""
-        return env.step_dt
-
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return the function that renders all environments: (N, height, width, 3), uint8."""
         return env.render

@@ -81,17 +81,6 @@ class RslRl(Platform):
             )
         return env.get_observations()
 
-    def step_seconds(self, env: Any) -> float | None:
-        """Return the attribute ``step_dt`` in seconds, None without one.
-
-        Raises:
-            ValueError: If it is not above 0.
-        """
-        seconds = getattr(env, "step_dt", None)
-        if seconds is not None and not seconds > 0:
-            raise ValueError(f"step_dt of {env} is {seconds!r}, expected seconds above 0.")
-        return seconds
-
 
 PLATFORM = RslRl()
 
