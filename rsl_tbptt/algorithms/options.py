@@ -88,12 +88,6 @@ class Options(HeadsOptions, ReplayOptions):
     max_skipped_updates: Annotated[int, count()] = 10
     """Skipped updates in a row that end the training."""
 
-    restart_curriculum: bool = False
-    """Whether curricula that count steps restart in a distillation and PPO from a student.
-
-    Resuming continues them.
-    """
-
     extensions: list[dict[str, Any]] | None = None
     """Your own extensions, each ``{"class_name": "my_robot.losses:Smoothness", "coef": 0.1}``.
 

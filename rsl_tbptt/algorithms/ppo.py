@@ -519,7 +519,7 @@ class TbpttPPO(Algorithm, PPO):
                 if wants.get("optimizer"):
                     self.resume_rate(part)
         if wants.get("actor"):
-            self.curricula.go_on_from(loaded_dict, resumes=not becomes_actor)
+            self.curricula.go_on_from(loaded_dict)
         return load_iteration
 
 
