@@ -146,7 +146,7 @@ class Algorithm:
         check_types(models, self.storage.observations)
         self.ranks = Ranks(together=algorithm.is_multi_gpu)
         self.step_checks = StepChecks(self.storage)
-        self.curricula = Curricula(restarts=self.options.restart_curriculum)
+        self.curricula = Curricula()
         """The environment's step counter."""
         self.metrics: dict[str, float] = {}
         """Metrics of the last update."""

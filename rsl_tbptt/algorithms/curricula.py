@@ -6,7 +6,6 @@ read. A checkpoint keeps the counter; the next training takes it over at its fir
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,37 +19,25 @@ STATE = "env_state"
 class Curricula:
     """The environment's step counter in checkpoints. Without a counter it has no effect.
 
-    ::
-
-        loaded                                        the counter goes on from
-        a checkpoint of this training                 the checkpoint's
-        a teacher, or the student that PPO trains     the checkpoint's; 0 with restart_curriculum
+    The counter goes on from that of the loaded checkpoint: of this training, of a teacher, or of
+    the student that PPO trains.
     """
 
-    def __init__(self, *, restarts: bool) -> None:
-        """Take ``restart_curriculum``."""
-        self._restarts, self._warned = restarts, False
-        self._env: Any = None
-        self._begins_at: int | None = None
+    _env: Any = None
+    _begins_at: int | None = None
 
     def join(self, env: Any) -> None:
         """Take the environment, wrapped or not."""
         inner = getattr(env, "unwrapped", env)
         self._env = inner if hasattr(inner, COUNTER) else None
 
-    def go_on_from(self, checkpoint: Mapping[str, Any], *, resumes: bool) -> None:
-        """Let the next training begin at the stage of a checkpoint.
-
-        Args:
-            checkpoint: The checkpoint of any release, as it was read.
-            resumes: Whether its training continues; otherwise ``restart_curriculum`` decides.
-        """
-        restarts = self._restarts and not resumes
-        self._begins_at = 0 if restarts else counted_steps(checkpoint)
+    def go_on_from(self, checkpoint: Mapping[str, Any]) -> None:
+        """Let the next training begin at the stage of a checkpoint, of any release, as read."""
+        self._begins_at = counted_steps(checkpoint)
 
     def go_on_from_teachers(self, paths: Iterable[str]) -> None:
         """Begin at the stage of the teacher in these files that has seen the fewest steps."""
-        if self._env is None or self._restarts:
+        if self._env is None:
             return
         files = [str(checkpoint_file(path)) for path in paths]
         counted = [counted_steps(read_checkpoint(file, "cpu")) for file in files]
@@ -58,13 +45,6 @@ class Curricula:
 
     def begin_rollout(self) -> None:
         """Set the counter; not before, since a policy that only plays keeps its own."""
-        if self._restarts and self._env is None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"restart_curriculum is True, which has no effect without a {COUNTER} of the"
-                " environment. Leave it at its default.",
-                stacklevel=4,
-            )
         count_from(self._env, self._begins_at)
         self._begins_at = None
 

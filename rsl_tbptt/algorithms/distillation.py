@@ -595,5 +595,5 @@ class TbpttDistillation(Algorithm, Distillation):
             self._resumed_end = planned if self.num_updates < planned else None
             self.experience.restore(buffer)
             self._average.load(part.get("weight_average", {}))
-        self.curricula.go_on_from(loaded_dict, resumes=bool(wants.get("student")))
+        self.curricula.go_on_from(loaded_dict)
         return load_iteration

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
@@ -184,14 +183,13 @@ class Head(nn.Sequential):
                 )
 
 
-@torch.no_grad()
-def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
+def latent_width(model: MLPModel) -> int:
     """Return the size of the latent, which the model's head reads.
 
     Raises:
         NotImplementedError: If the model runs step by step.
     """
-    parts = parts_of(model)
+    parts: Any = parts_of(model)
     if parts is None:
         raise NotImplementedError(
             f"auxiliary is set, expected None with a {type(model).__name__}: it runs step by step,"
@@ -200,15 +198,7 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
         )
     if parts.cell is not None:
         return parts.cell.hidden_size
-    training = model.training
-    model.eval()  # keeps running statistics unchanged
-    try:
-        obs = storage.observations[0, :1].copy()
-        for group, encoder in parts.encoders.items():
-            obs[group] = encoder(obs[group])
-        return parts.encode(obs).shape[-1]
-    finally:
-        model.train(training)
+    return next(layer.in_features for layer in parts.head.modules() if isinstance(layer, nn.Linear))
 
 
 class Heads(Extension):
@@ -239,7 +229,7 @@ class Heads(Extension):
         if not self._heads:
             return
         parameter = next(model.parameters())
-        num_inputs = latent_width(model, algorithm.storage)
+        num_inputs = latent_width(model)
         with torch.random.fork_rng(devices=[]):
             for name, head in self._heads.items():
                 width = stored[head.target].shape[-1]

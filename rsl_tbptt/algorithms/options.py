@@ -88,12 +88,6 @@ class Options(HeadsOptions, ReplayOptions):
     max_skipped_updates: Annotated[int, count()] = 10
     """Skipped updates in a row that end the training."""
 
-    restart_curriculum: bool = False
-    """Whether curricula that count steps restart in a distillation and PPO from a student.
-
-    Resuming continues them.
-    """
-
     extensions: list[dict[str, Any]] | None = None
     """Your own extensions, each ``{"class_name": "my_robot.losses:Smoothness", "coef": 0.1}``.
 
@@ -239,8 +233,8 @@ class DistillationOptions(TeacherOptions, HeldOutOptions, AverageOptions, Option
 
 
 _LACKING_IN_RSL_RL = """
-    num_micro_batches shuffle_envs loss_reduction policy_loss clip_param_high extensions
-    critic_warmup_iterations teacher_coef auxiliary use_mixed_precision
+    num_micro_batches shuffle_envs extensions critic_warmup_iterations teacher_coef auxiliary
+    use_mixed_precision
 """
 """Options of PPO that rsl_rl's update lacks; mixed precision only before release 5.5."""
 
@@ -263,21 +257,6 @@ class PpoOptions(FineTuningOptions, Options):
 
     shuffle_envs: bool = True
     """Whether environments or windows are shuffled anew for every epoch."""
-
-    loss_reduction: Literal["mean", "episode_mean"] = "mean"
-    """``"mean"`` weighs all samples equally, ``"episode_mean"`` all episodes of the rollout."""
-
-    policy_loss: Literal["clip", "kl_penalty"] = "clip"
-    """The clipped surrogate loss, or ``"kl_penalty"``: unclipped with an adaptive KL penalty.
-
-    The coefficient of the penalty follows ``desired_kl``. It needs ``schedule="fixed"``.
-    """
-
-    kl_penalty_coef: Annotated[float, positive()] = 1.0
-    """Initial coefficient of the KL penalty."""
-
-    clip_param_high: Annotated[float | None, positive()] = None
-    """Upper clip range (clip-higher); None means ``clip_param``."""
 
     num_learning_epochs: Annotated[int, count()] = 5
     """Passes over each rollout."""
@@ -321,25 +300,6 @@ class PpoOptions(FineTuningOptions, Options):
     def followed_kl(self) -> float | None:  # no property, which Isaac Lab's configclass would set
         """Return the KL divergence that the learning rate follows, or None."""
         return self.desired_kl if self.schedule == "adaptive" else None
-
-    def check_together(self) -> Iterator[str]:
-        """Check options that only work together; yield warnings, as ``Options`` does."""
-        yield from super().check_together()
-        if self.policy_loss == "kl_penalty":
-            self._check_kl_penalty()
-        else:
-            yield from self.without_effect("kl_penalty_coef", "policy_loss='kl_penalty'")
-
-    def _check_kl_penalty(self) -> None:
-        penalty = "with policy_loss 'kl_penalty'"
-        if self.num_learning_epochs * self.num_mini_batches == 1:
-            expected = f"more optimiser steps {penalty}: before the only one the KL is always 0"
-            self.refuse("num_learning_epochs num_mini_batches", expected)
-        if self.clip_param_high is not None:
-            self.refuse("clip_param_high", f"None {penalty}, which clips nothing")
-        if self.desired_kl is None or self.schedule == "adaptive":
-            expected = f"'fixed' and a number {penalty}, whose coefficient follows desired_kl"
-            self.refuse("schedule desired_kl", expected)
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
         """Warn of options that have no effect with these models and rollouts.

@@ -23,7 +23,6 @@ from rsl_tbptt.algorithms.heads import Heads
 from rsl_tbptt.algorithms.health import FirstReplay, explained_variance
 from rsl_tbptt.algorithms.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.ppo_terms import EpisodeWeights, KlPenalty
 from rsl_tbptt.algorithms.replay import Objective, Policy, Replay, observations_of
 from rsl_tbptt.algorithms.rnd import RndReward, rnd_objective
 from rsl_tbptt.algorithms.undo import whole_or_nothing
@@ -131,10 +130,7 @@ class TbpttPPO(Algorithm, PPO):
         self.imitation = Imitation(options, self)
         """The teacher that the actor imitates; without one it has no effect."""
         self.fine_tuning = FineTuning(options, self)
-        penalizes = options.policy_loss == "kl_penalty"
         self.extensions = [
-            *([KlPenalty(options, self)] if penalizes else []),
-            *([EpisodeWeights(options, self)] if options.loss_reduction != "mean" else []),
             self.imitation,
             self.fine_tuning,
             Heads(options, self, actor),
@@ -327,7 +323,7 @@ class TbpttPPO(Algorithm, PPO):
             self.recorder.join()
         if not first:
             return sums, {}
-        self.actor_objective.check_gradient("policy_loss and teacher_loss")
+        self.actor_objective.check_gradient("the surrogate loss and teacher_loss")
         self.critic_objective.check_gradient("the value loss")
         return sums, self.first_replay.metrics()
 
@@ -355,22 +351,17 @@ class TbpttPPO(Algorithm, PPO):
         References:
             Schulman et al. (2017), arXiv 1707.06347, equations 7 and 9.
         """
-        options, old_log_prob = self.options, samples["log_prob"]
-        advantages = samples["advantages"]
+        options, advantages = self.options, samples["advantages"]
+        log_probs = policy.log_prob, samples["log_prob"]
         if options.normalize_advantage_per_mini_batch:
             offset, scale = self.advantage_scale
             advantages = (advantages - offset) / scale
-        self.first_replay.see_log_ratio(policy.log_prob, old_log_prob)
-        clips = options.clip_param, options.clip_param_high or options.clip_param
-        log_probs = policy.log_prob, old_log_prob
-        if options.policy_loss == "clip":
-            yield "surrogate", 1.0, losses.clipped_surrogate(*log_probs, advantages, *clips)
-            with torch.no_grad():
-                kl = policy.kl_from(samples["old"])
-            yield "kl", 0.0, kl
-            yield "clip_fraction", 0.0, losses.is_clipped(*log_probs, *clips)
-        else:  # KlPenalty yields the penalty
-            yield "surrogate", 1.0, losses.surrogate(*log_probs, advantages)
+        self.first_replay.see_log_ratio(*log_probs)
+        yield "surrogate", 1.0, losses.clipped_surrogate(*log_probs, advantages, options.clip_param)
+        with torch.no_grad():
+            kl = policy.kl_from(samples["old"])
+        yield "kl", 0.0, kl
+        yield "clip_fraction", 0.0, losses.is_clipped(*log_probs, options.clip_param)
         yield "entropy", -options.entropy_coef, policy.entropy
         yield from self.losses_of_extensions(policy, samples)
 
@@ -446,7 +437,6 @@ class TbpttPPO(Algorithm, PPO):
         health = {**health, "explained_variance/critic": explained}
         return {
             **means_of(steps),
-            "kl_of_last_epoch": means_of(steps[-self.options.num_mini_batches :])["kl"],
             **self.shared_metrics(self.batches.num_samples, health, models),
             "rate": self.rate,
         }
@@ -455,7 +445,6 @@ class TbpttPPO(Algorithm, PPO):
         optimizers.set_rate(self.optimizer, metrics.pop("rate"))
         for extension in self.extensions:
             extension.advance(metrics)
-        metrics.pop("kl_of_last_epoch", None)
         return metrics
 
     def _conclude(self) -> dict[str, float]:
@@ -506,9 +495,7 @@ class TbpttPPO(Algorithm, PPO):
         """
         checkpoint, load_cfg = as_models(loaded_dict, load_cfg)
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
-        part, stored = dict(checkpoint.get("rsl_tbptt", {})), self.storage.observations
-        if "kl_coef" in part:  # of earlier versions
-            part["kl_penalty"] = {"kl_coef": part["kl_coef"]}
+        part, stored = checkpoint.get("rsl_tbptt", {}), self.storage.observations
         becomes_actor = "student_state_dict" in checkpoint and bool(wants.get("actor"))
         with self.transaction.undone_on_error():
             if becomes_actor:
@@ -532,7 +519,7 @@ class TbpttPPO(Algorithm, PPO):
                 if wants.get("optimizer"):
                     self.resume_rate(part)
         if wants.get("actor"):
-            self.curricula.go_on_from(loaded_dict, resumes=not becomes_actor)
+            self.curricula.go_on_from(loaded_dict)
         return load_iteration
 
 

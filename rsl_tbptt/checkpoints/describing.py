@@ -74,9 +74,9 @@ def describe(
 
     Returns:
         ``"activations"``, classes of the head's layers without parameters; ``"obs_groups"``, the
-        shape of each group that the model concatenates, in order; ``"images"``, the shape of each
-        group that a CNN encodes; ``"groups"``, shape and dtype of each group that it reads;
-        ``"class_name"``; and ``"arguments"`` of that class, if they are known and plain.
+        shape of each group that the model concatenates, in order; ``"groups"``, shape and dtype of
+        each group that it reads; ``"class_name"``; and ``"arguments"`` of that class, if they are
+        known and plain.
     """
     layers = getattr(model, "mlp", nn.Sequential()).children()
     parameterless = (layer for layer in layers if not list(layer.parameters()))
@@ -90,7 +90,6 @@ def describe(
     description = {
         "activations": sorted(names),
         "obs_groups": shapes(vectors),
-        "images": shapes(images),
         "groups": {
             name: {"shape": shape, "dtype": str(obs[name].dtype).removeprefix("torch.")}
             for name, shape in shapes(groups).items()

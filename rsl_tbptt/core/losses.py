@@ -64,11 +64,7 @@ def nll(log_prob: Callable[[torch.Tensor], torch.Tensor], labels: torch.Tensor) 
 
 
 def clipped_surrogate(
-    log_prob: torch.Tensor,
-    old_log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantages: torch.Tensor, clip: float
 ) -> torch.Tensor:
     """PPO's clipped surrogate loss, Schulman et al. (2017), equation 7. Arguments: (...).
 
@@ -76,32 +72,22 @@ def clipped_surrogate(
         log_prob: Log-probability of the action under the current policy.
         old_log_prob: The same under the policy that acted.
         advantages: Advantages.
-        clip_low: Lower clip range: the probability ratio may fall this far below 1.
-        clip_high: Upper clip range, above 1; larger than ``clip_low`` for an asymmetric clip.
+        clip: Clip range of the probability ratio around 1.
 
     Returns:
         Per-sample losses. Shape: (...).
     """
     ratio, cost = (log_prob - old_log_prob).exp(), -advantages
-    loss, bound = cost * ratio, cost * ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss, bound = cost * ratio, cost * ratio.detach().clamp(1.0 - clip, 1.0 + clip)
     # The bound is larger only outside of the clip range, where it has no gradient.
     return torch.where(loss >= bound, loss, bound)
 
 
 @torch.no_grad()
-def is_clipped(
-    log_prob: torch.Tensor, old_log_prob: torch.Tensor, clip_low: float, clip_high: float
-) -> torch.Tensor:
+def is_clipped(log_prob: torch.Tensor, old_log_prob: torch.Tensor, clip: float) -> torch.Tensor:
     """Return 1 where the probability ratio is outside the clip range, else 0; shape (...)."""
     ratio = (log_prob - old_log_prob).exp()
-    return (ratio != ratio.clamp(1.0 - clip_low, 1.0 + clip_high)).to(ratio.dtype)
-
-
-def surrogate(
-    log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantages: torch.Tensor
-) -> torch.Tensor:
-    """PPO's unclipped surrogate loss, Schulman et al. (2017), equation 6. Arguments: (...)."""
-    return -advantages * (log_prob - old_log_prob).exp()
+    return (ratio != ratio.clamp(1.0 - clip, 1.0 + clip)).to(ratio.dtype)
 
 
 def value_error(

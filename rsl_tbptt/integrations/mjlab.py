@@ -54,18 +54,6 @@ except ImportError as error:
         f"{error}. Install it with: {install('mjlab')}."
     ) from error
 
-__all__ = [
-    "TbpttCnnRnnModelCfg",
-    "TbpttControllerCfg",
-    "TbpttDistillationAlgorithmCfg",
-    "TbpttDistillationRunnerCfg",
-    "TbpttMjlabDistillationRunner",
-    "TbpttMjlabRecurrentRunner",
-    "TbpttPpoAlgorithmCfg",
-    "TbpttTeacherCfg",
-    "TbpttTeachersCfg",
-]
-
 
 @dataclass
 class TbpttDistillationAlgorithmCfg(DistillationOptions):

@@ -38,7 +38,7 @@ from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
 from rsl_tbptt.algorithms.env_step import tensor_groups  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.checkpoints.reading import read_checkpoint  # noqa: E402
-from rsl_tbptt.compat.checkpoints import Role, network_state  # noqa: E402
+from rsl_tbptt.compat.checkpoints import network_state  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3 import ModelStorage, fit_teacher, keep_with_optimizer, model_of  # noqa: E402
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
@@ -57,9 +57,6 @@ class _OfPolicy:
 
     algorithm: Any = None
     """The algorithm; attributes that are not defined here are read from it."""
-
-    role: Role
-    """The network that is trained."""
 
     _build: Callable[[RolloutStorage, TensorDict], Any]
     """Builds the algorithm for the policy's models, given the storage and observations."""
@@ -115,9 +112,7 @@ class _OfPolicy:
     def go_on_from(self, path: str) -> None:
         """Let curricula go on from a checkpoint that the runner has loaded."""
         with suppress(ValueError):  # it holds objects of other packages, which rsl_rl 3 accepts
-            checkpoint = read_checkpoint(path, "cpu")
-            resumes = bool(network_state(checkpoint["model_state_dict"], self.role))
-            self.algorithm.curricula.go_on_from(checkpoint, resumes=resumes)
+            self.algorithm.curricula.go_on_from(read_checkpoint(path, "cpu"))
 
 
 class _TeacherLoaded:
@@ -137,8 +132,6 @@ class TbpttDistillation(_OfPolicy):
     StudentTeacherRecurrent), checkpoints and runner. All options work except ``loss_type="kl"``: a
     StudentTeacher has no standard deviation of the teacher's actions.
     """
-
-    role = "student"
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
         """Keep the arguments until ``init_storage``.
@@ -217,8 +210,6 @@ class TbpttPPO(_OfPolicy):
     norm over both. If the runner loads a distillation's checkpoint, its student becomes the actor;
     there is no teacher to imitate.
     """
-
-    role = "actor"
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
         """Keep the arguments until ``init_storage``.

@@ -124,7 +124,7 @@ def read_run(
     if trust:
         sys.path.append(str(Path.cwd()))  # after all installed packages
     _check_classes(config[part], part, checkpoint, trust, task)
-    groups = _groups(recorded.get(part, {}))
+    groups = recorded.get(part, {}).get("groups", {})
     return Run(
         checkpoint=checkpoint,
         platform=platform,
@@ -171,7 +171,8 @@ def _policy_config(
         FileNotFoundError: If there is no config.
         ValueError: If the config is incomplete.
     """
-    describes_itself = "arguments" in recorded.get(part, {}) and bool(_groups(recorded[part]))
+    described = recorded.get(part, {})
+    describes_itself = "arguments" in described and bool(described.get("groups"))
     if agent is not None:
         config, source = read_config(agent), str(agent)
     elif (checkpoint.parent / AGENT).is_file() or not describes_itself:
@@ -179,8 +180,8 @@ def _policy_config(
     else:
         config, source = {}, ITSELF
     if describes_itself:
-        model = {"class_name": recorded[part]["class_name"], **recorded[part]["arguments"]}
-        groups = {name: [*_groups(description)] for name, description in recorded.items()}
+        model = {"class_name": described["class_name"], **described["arguments"]}
+        groups = {name: [*description["groups"]] for name, description in recorded.items()}
         return {**config, "obs_groups": groups, part: model}, ITSELF
     _check_form(config, part, source)
     # mjlab's class has the fields of every model.
@@ -191,17 +192,6 @@ def _policy_config(
         if value is not None and (is_rnn or not name.startswith("rnn_"))
     }
     return {**config, part: model}, source
-
-
-def _groups(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return shape and dtype of each group that a described model reads, in its order.
-
-    Earlier versions described groups of vectors and images apart, without their dtypes.
-    """
-    shapes = {**model.get("obs_groups", {}), **model.get("images", {})}
-    return model.get("groups") or {
-        name: {"shape": shape, "dtype": "float32"} for name, shape in shapes.items()
-    }
 
 
 def _check_form(config: Mapping[str, Any], part: str, source: str) -> None:

@@ -99,22 +99,18 @@ def teacher(tmp_path):
     return str(tmp_path / "teacher" / "model_1.pt")
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_resume_goes_on_and_students_and_fine_tuning_too_unless_they_restart(
-    teacher, tmp_path, restarts
-):
-    options, began = {"restart_curriculum": restarts}, 0 if restarts else 2 * STEPS
+def test_a_resume_goes_on_and_students_and_fine_tuning_too(teacher, tmp_path):
     assert counter(tmp_path / "teacher", 1) == 2 * STEPS
-    resumed = trained(tmp_path / "resumed", PPO, teacher, sees="privileged", **options)
+    resumed = trained(tmp_path / "resumed", PPO, teacher, sees="privileged")
     assert resumed.common_step_counter == counter(tmp_path / "resumed", 2) == 4 * STEPS
     for name, source in (("loading", {"load": teacher}), ("told", {"teacher_checkpoint": teacher})):
-        env = trained(tmp_path / name, STUDENT, **source, **options)
-        assert env.common_step_counter == counter(tmp_path / name, 1) == began + 2 * STEPS
+        env = trained(tmp_path / name, STUDENT, **source)
+        assert env.common_step_counter == counter(tmp_path / name, 1) == 4 * STEPS
     student = str(tmp_path / "told" / "model_1.pt")
-    resumed = trained(tmp_path / "goes on", STUDENT, student, **options)
-    assert resumed.common_step_counter == began + 4 * STEPS
-    tuned = trained(tmp_path / "tuned", PPO, student, **options)
-    assert tuned.common_step_counter == 2 * STEPS + (0 if restarts else 4 * STEPS)
+    resumed = trained(tmp_path / "goes on", STUDENT, student)
+    assert resumed.common_step_counter == 6 * STEPS
+    tuned = trained(tmp_path / "tuned", PPO, student)
+    assert tuned.common_step_counter == 6 * STEPS
 
 
 def test_of_several_teachers_the_youngest_sets_the_stage(teacher, tmp_path):
@@ -139,8 +135,6 @@ def test_without_a_counter_nothing_is_kept(teacher, tmp_path):
     assert not hasattr(env, "common_step_counter")
     saved = torch.load(tmp_path / "student" / "model_1.pt", weights_only=True)
     assert "env_state" not in saved["rsl_tbptt"]
-    with pytest.warns(UserWarning, match="restart_curriculum is True, which has no effect"):
-        trained(tmp_path / "another", STUDENT, teacher, env_class=Bare, restart_curriculum=True)
 
 
 def test_nothing_tells_the_stage_of_a_stock_checkpoint(tmp_path):

@@ -237,21 +237,3 @@ def test_ppo_with_heads_equals_the_reference(options):
         length = options.get("gradient_length", 3)
         expected = rate * reference_of_ppo(algorithm, past, length)
         torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
-
-
-@FLOAT64
-@pytest.mark.parametrize("models", [{}, {"actor": "mlp", "critic": "mlp"}], ids=["lstm", "mlp"])
-def test_with_the_episode_mean_every_episode_has_the_same_weight(models):
-    options = {"loss_reduction": "episode_mean", "learning_rate": 0.1, **models}
-    algorithm = by_ppo(**{**ONE_SGD_STEP_OF_PPO, **options})
-    past = roll_out_by_ppo(algorithm, 0)
-    lengths = torch.zeros(T, N)
-    for env in range(N):
-        first = 0
-        for t in range(T):
-            if past.dones[t, env] or t == T - 1:
-                lengths[first : t + 1, env] = t + 1 - first
-                first = t + 1
-    expected = 0.1 * reference_of_ppo(algorithm, past, weights=1 / lengths)
-    torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
-    assert not torch.allclose(expected, 0.1 * reference_of_ppo(algorithm, past), rtol=1e-3)

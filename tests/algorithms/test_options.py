@@ -58,7 +58,6 @@ DISTILLATION: list[tuple[dict[str, Any], str]] = [
         "num_micro_batches is 4 and held_out_envs is 1, expected at most 3",
     ),
 ]
-PENALTY: dict[str, Any] = {"policy_loss": "kl_penalty", "schedule": "fixed"}
 TEACHER: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8}
 MLPS: dict[str, Any] = {"actor": "mlp", "critic": "mlp"}
 MIRRORED: dict[str, Any] = {**MLPS, "symmetry_cfg": {"use_mirror_loss": True}}
@@ -71,11 +70,6 @@ PPO_OPTIONS: list[tuple[dict[str, Any], str]] = [
     # rsl_rl's parameters become NaN with one sample.
     ({**NORMALIZED, "num_mini_batches": 4}, "number of samples is 1 in the smallest"),
     ({**NORMALIZED, **MLPS, "num_mini_batches": 4}, "number of samples is 1 in the smallest"),
-    ({"policy_loss": "kl_penalty"}, "schedule is 'adaptive'"),
-    ({**PENALTY, "desired_kl": None}, "desired_kl is None"),
-    ({**PENALTY, "clip_param_high": 0.3}, "clip_param_high is 0.3"),
-    ({**PENALTY, "num_learning_epochs": 1, "num_mini_batches": 1}, "num_mini_batches"),
-    ({"loss_reduction": "sum"}, "loss_reduction is 'sum'"),
     ({**TEACHER, "teacher_coef_end": 0.9}, "teacher_coef_end is 0.9"),
     (TEACHER, r"teacher_coef is 0\.8 and no teacher was set, expected"),
     ({**MIRRORED, "auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None wi"),
@@ -100,7 +94,6 @@ def test_bad_options_of_ppo_are_refused_by_name_and_value(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kl_penalty_coef": 2.0}, "kl_penalty_coef is 2.0"),
         ({"minibatch_unit": "window"}, "minibatch_unit is 'window', which acts as 'env'"),
         ({"teacher_updates": 3}, "teacher_updates is 3"),
         ({**MLPS, "gradient_length": 3}, "gradient_length is 3"),

@@ -124,7 +124,6 @@ def test_checkpoints_of_this_package_describe_their_models():
     assert models["actor"] == {
         "activations": ["ELU"],
         "obs_groups": {"policy": [5]},
-        "images": {},
         "groups": {"policy": {"shape": [5], "dtype": "float32"}},
         "class_name": "rsl_rl.models.mlp_model:MLPModel",
     }

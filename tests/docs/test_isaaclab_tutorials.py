@@ -66,7 +66,7 @@ def test_a_student_with_a_camera(isaaclab, tmp_path):
     train = [*SHORT, "--num_envs", "4", "agent.num_steps_per_env=8"]
     follow_in(isaaclab, tmp_path, "camera_student.md", quoted, train, SHORT)
     student = newest(tmp_path, "student")
-    assert student["rsl_tbptt"]["models"]["student"]["images"] == {"camera": [1, 40, 96]}
+    assert student["rsl_tbptt"]["models"]["student"]["groups"]["camera"]["shape"] == [1, 40, 96]
     assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
     memoryless = newest(tmp_path, "student_memoryless")["student_state_dict"]
     assert not any(name.startswith("rnn") for name in memoryless)

@@ -197,7 +197,7 @@ def test_on_rough_ground_only_the_critic_sees_the_height_scan_unless_its_variant
     )
     assert blind["actor_state_dict"]["rnn.rnn.weight_ih_l0"].shape[1] == PROPRIOCEPTION
     assert blind["critic_state_dict"]["mlp.0.weight"].shape[1] == PROPRIOCEPTION + PRIVILEGED
-    assert seeing["rsl_tbptt"]["models"]["actor"]["images"] == {"scan": [1, 11, 17]}
+    assert seeing["rsl_tbptt"]["models"]["actor"]["groups"]["scan"]["shape"] == [1, 11, 17]
     actor = seeing["actor_state_dict"]
     features = actor["cnns.scan.2.weight"].shape[0] * 2 * 3
     assert actor["rnn.rnn.weight_ih_l0"].shape[1] == PROPRIOCEPTION + features

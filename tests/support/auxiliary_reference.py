@@ -82,16 +82,14 @@ def reference_of_distillation(
     return _gradient(algorithm, models, pasts, loss, gradient_length)
 
 
-def reference_of_ppo(
-    algorithm: Any, past: Past, gradient_length: int = 3, weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the gradient of the (weighted) mean of PPO's and the heads' losses."""
+def reference_of_ppo(algorithm: Any, past: Past, gradient_length: int = 3) -> torch.Tensor:
+    """Return the gradient of the mean of PPO's and the heads' losses."""
     models = [algorithm.actor, algorithm.critic]
 
     def loss(_: Past, t: int, env: slice) -> torch.Tensor:
         return ppo_reference.sample_loss(algorithm, t, env)
 
-    return _gradient(algorithm, models, [past], loss, gradient_length, weights)
+    return _gradient(algorithm, models, [past], loss, gradient_length)
 
 
 def _gradient(
@@ -100,12 +98,11 @@ def _gradient(
     pasts: list[Past],
     loss: Callable[[Past, int, slice], torch.Tensor],
     gradient_length: int,
-    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     live = [model.get_hidden_state() for model in models]
     seen: list[torch.Tensor] = []
     hook = models[0].mlp.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    total, weight = torch.zeros(()), torch.zeros(())
+    total, num_samples = torch.zeros(()), 0
     for past in pasts:
         num_steps, num_envs = past.dones.shape
         states = past.state if len(models) > 1 else [past.state]
@@ -121,15 +118,14 @@ def _gradient(
                     if t % gradient_length == 0:
                         model.detach_hidden_state()
                 sample = loss(past, t, one).squeeze()
-                sample = sample + _of_heads(algorithm, past, seen[-1].squeeze(0), t, env)
-                own_weight = torch.ones(()) if weights is None else weights[t, env]
-                total, weight = total + own_weight * sample, weight + own_weight
+                total = total + sample + _of_heads(algorithm, past, seen[-1].squeeze(0), t, env)
+                num_samples += 1
     hook.remove()
     for model, state in zip(models, live, strict=True):
         model.reset(hidden_state=state)
     parameters = [p for module in modules_of(algorithm) for p in module.parameters()]
     gradients = torch.autograd.grad(
-        total / weight, parameters, allow_unused=True, materialize_grads=True
+        total / num_samples, parameters, allow_unused=True, materialize_grads=True
     )
     return parameters_to_vector(gradients)
 

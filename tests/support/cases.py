@@ -240,7 +240,6 @@ def _ppo_cases() -> dict[str, Case]:
         del algorithm.process_env_step
 
     window = {"minibatch_unit": "window", "gradient_length": 3}
-    episodes = {"loss_reduction": "episode_mean", "value_loss_coef": 0.7}
     mlps = {"actor": "mlp", "critic": "mlp"}
     options = {
         **{f"models-{kind}": {"actor": kind, "critic": kind} for kind in (*MODELS, "sru")},
@@ -253,11 +252,6 @@ def _ppo_cases() -> dict[str, Case]:
         "window": window,
         "chunks": {"num_micro_batches": 3},
         "in-order": {"shuffle_envs": False},
-        "window-gru-episodes": {**window, **episodes, "actor": "gru", "critic": "gru"},
-        "episodes": episodes,
-        "episodes-mlp": {**episodes, **mlps},
-        "kl-penalty": {"policy_loss": "kl_penalty", "schedule": "fixed"},
-        "clip-higher": {"clip_param_high": 0.28, "entropy_coef": -0.02},
         "fixed": {"schedule": "fixed", "max_grad_norm": None, "use_clipped_value_loss": False},
         "sgd": {"optimizer": "sgd", "max_grad_norm": 0.1},
         "adamw": {"optimizer": "adamw", "desired_kl": 0.05},

@@ -146,8 +146,6 @@ def builds() -> dict[str, Callable[[], Any]]:
     reinforced = {
         **{f"models-{kind}": {"kind": kind} for kind in ("mlp", "lstm", "gru")},
         "window": {"minibatch_unit": "window"},
-        "kl-penalty": {"policy_loss": "kl_penalty", "schedule": "fixed"},
-        "episodes": {"loss_reduction": "episode_mean", "value_loss_coef": 0.7},
         "clipped": {"max_grad_norm": 0.1, "optimizer": "sgd"},
         "normalized": {"policy_kwargs": {"actor_obs_normalization": True}},
         "log-std": {"policy_kwargs": {"noise_std_type": "log"}},

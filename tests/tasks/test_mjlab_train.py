@@ -170,7 +170,7 @@ def test_ppo_continues_with_the_student(checkpoint):
 def test_students_with_images_train_their_cnn(checkpoint, run_name):
     trained = checkpoint(CAMERA, run_name)
     role = "actor" if run_name == "finetuned" else "student"
-    assert trained["rsl_tbptt"]["models"][role]["images"] == {"camera": [1, 40, 96]}
+    assert trained["rsl_tbptt"]["models"][role]["groups"]["camera"]["shape"] == [1, 40, 96]
     assert any(name.startswith("cnns.camera") for name in trained[f"{role}_state_dict"])
     moments = trained["optimizer_state_dict"]["state"]
     assert all(moment["exp_avg"].any() for moment in moments.values())

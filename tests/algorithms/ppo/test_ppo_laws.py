@@ -130,13 +130,3 @@ def test_chunks_and_engines_do_not_change_the_gradient(models, unit):
         algorithm, _ = ready(**shared, scan_engine="compiled", num_micro_batches=chunks)
         (gradient,) = gradients_of_update(algorithm)
         torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
-
-
-def test_at_the_policy_that_acted_the_kl_penalty_has_no_gradient():
-    gradients = []
-    for options in ({}, *({"policy_loss": "kl_penalty", "kl_penalty_coef": c} for c in (0.1, 10))):
-        algorithm = make(gradient_length=4, schedule="fixed", num_learning_epochs=2, **options)
-        roll_out_recording(algorithm, 0, 0.3)
-        gradients.append(gradients_of_update(algorithm)[0])
-    for gradient in gradients[1:]:  # the plain one is not clipped: every ratio is 1
-        torch.testing.assert_close(gradient, gradients[0], **EXACT_FLOAT64)

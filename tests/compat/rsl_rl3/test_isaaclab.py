@@ -81,8 +81,8 @@ def teacher_cfg():
     return ppo_cfg(RslRlPpoActorCriticCfg, "privileged", normalizes=True, memory={})
 
 
-def fine_tuning_cfg(**algorithm):
-    options = {"gradient_length": 4, "student_action_std": 0.3, **algorithm}
+def fine_tuning_cfg():
+    options = {"gradient_length": 4, "student_action_std": 0.3}
     policy_class = RslRlPpoActorCriticRecurrentCfg
     return ppo_cfg(policy_class, "policy", normalizes=False, memory=MEMORY, **options)
 
@@ -163,20 +163,15 @@ def stage_after(cfg, checkpoint, folder):
     return runner.env.unwrapped.common_step_counter - STEPS
 
 
-@pytest.mark.parametrize("restarts", [True, False])
-def test_curricula_that_count_steps_go_on(runs, tmp_path, restarts):
+def test_curricula_that_count_steps_go_on(runs, tmp_path):
     names = ("teacher/model_3.pt", "student/model_19.pt", "tuned/model_20.pt")
     teacher, student, tuned = (runs.folder / name for name in names)
-    restart = {"restart_curriculum": restarts}
-    options = {**restart, "teacher_checkpoint": str(teacher)}
-    expected = 0 if restarts else 4 * STEPS
-    assert stage_after(student_cfg(**options), None, tmp_path / "named") == expected
-    assert stage_after(student_cfg(**restart), teacher, tmp_path / "loaded") == expected
-    tuning = fine_tuning_cfg(**restart)
-    expected = 0 if restarts else (4 + 20) * STEPS
-    assert stage_after(tuning, student, tmp_path / "tuned") == expected
-    assert stage_after(student_cfg(**restart), student, tmp_path / "resumed") == (4 + 20) * STEPS
-    assert stage_after(tuning, tuned, tmp_path / "tuned more") == (4 + 20 + 2) * STEPS
+    naming = student_cfg(teacher_checkpoint=str(teacher))
+    assert stage_after(naming, None, tmp_path / "named") == 4 * STEPS
+    assert stage_after(student_cfg(), teacher, tmp_path / "loaded") == 4 * STEPS
+    assert stage_after(fine_tuning_cfg(), student, tmp_path / "tuned") == (4 + 20) * STEPS
+    assert stage_after(student_cfg(), student, tmp_path / "resumed") == (4 + 20) * STEPS
+    assert stage_after(fine_tuning_cfg(), tuned, tmp_path / "tuned more") == (4 + 20 + 2) * STEPS
 
 
 def test_the_student_learns_from_a_teacher_loaded_without_resume(runs):
