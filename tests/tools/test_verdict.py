@@ -56,6 +56,7 @@ def test_one_seed_decides_nothing_and_asks_for_as_many_as_do():
     rough = {MLP: [0.5, 0.6], HISTORY: [0.6, 0.7], LSTM: [0.6, 0.7]}
     found = decide(rough)
     assert found.name == OPEN
+    assert found.seeds_needed is not None
     wide = {name: values * (found.seeds_needed // 2) for name, values in rough.items()}
     # Repeated seeds have the same means and, but for the degrees of freedom, the same deviation.
     assert decide(wide).name != OPEN
