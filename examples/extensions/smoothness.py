@@ -1,6 +1,6 @@
 """Smooth actions: copy this file next to your task, and name it in the algorithm's config.
 
-``extensions=[{"class_name": "smoothness:Smoothness", "coef": 0.1, "noise": 0.05}]``
+``extensions=[{"class_name": "smoothness:Smoothness", "coef": 0.01, "noise": 0.05}]``
 """
 
 import copy
