@@ -329,7 +329,8 @@ def _add_missing(bench: Bench, result: dict[str, Any], seeds: Iterable[int], fol
     """Train and evaluate the students that a result lacks; write it after each."""
     done = {(each["seed"], each["name"]) for each in result["students"]}
     missing = [each for each in product(seeds, bench.students) if each not in done]
-    bench.bar.reset(len(missing) * bench.steps_of(result["iterations"]))
+    to_measure = 0 if "looks_back" in result else MEMORY_STEPS
+    bench.bar.reset(len(missing) * bench.steps_of(result["iterations"]) + to_measure)
     for seed, name in missing:
         bench.bar.set_description(f"{name}, seed {seed}")
         bench.add(name, seed, result, folder)
