@@ -9,14 +9,14 @@ import pytest
 from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
-    "files, rsl_tbptt": 96,
-    "lines, rsl_tbptt": 12_007,
-    "lines, rsl_tbptt/tools": 3_416,
-    "lines, rsl_tbptt/algorithms": 3_830,
-    "lines, tests": 18_523,
-    "lines, scripts": 2_488,
+    "files, rsl_tbptt": 94,
+    "lines, rsl_tbptt": 11_614,
+    "lines, rsl_tbptt/tools": 3_137,
+    "lines, rsl_tbptt/algorithms": 3_739,
+    "lines, tests": 18_390,
+    "lines, scripts": 2_405,
     "lines, tasks": 1_700,
-    "words, manual": 17_100,
+    "words, manual": 17_000,
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""
