@@ -13,7 +13,7 @@ LIMITS = {
     "lines, rsl_tbptt": 11_614,
     "lines, rsl_tbptt/tools": 3_137,
     "lines, rsl_tbptt/algorithms": 3_739,
-    "lines, tests": 18_390,
+    "lines, tests": 18_394,
     "lines, scripts": 2_405,
     "lines, tasks": 1_700,
     "words, manual": 17_000,

@@ -423,7 +423,7 @@ class Objective:
         A frozen model has nothing to reach, and a loss times 0 reaches it with zeros.
 
         Args:
-            losses: The losses in the message, by the names of their options.
+            losses: The losses, for the message.
 
         Raises:
             ValueError: If no parameter has a gradient.

@@ -110,8 +110,14 @@ def test_more_seeds_are_not_advised_where_more_training_is_needed():
         student["last_gain"] = 100.0 * (student["name"] == MLP)
     shown = describe(early)
     assert "Not decided: it gains 45.0% (-" in shown
-    assert "More seeds would not decide that: mlp still gained 50.0% in the last quarter" in shown
+    assert "100 seeds would not decide that." in shown
+    assert "still gained, mlp 50.0%, history 0.0%, lstm 0.0%: if that is much, begin" in shown
     assert "--resume" not in shown
+
+
+def test_more_than_a_hundred_seeds_decide_too():
+    shares = {MLP: [0.5, 0.52] * 60, HISTORY: [0.9, 0.92] * 60, LSTM: [0.9, 0.92] * 60}
+    assert decide(shares).seeds_needed == 120
 
 
 def result(num_seeds, **more):

@@ -120,8 +120,8 @@ def _folder(run: Run, output: Path | None, unitree: bool) -> Path:
     folders = sorted(path.name for path in output.glob("*") if path.is_dir())
     if kept := [name for name in folders if not (unitree and name == "unitree")]:
         raise ValueError(
-            f"{output} has the folders {kept} of an earlier export, expected --target for each:"
-            " they would keep the earlier policy. Name or delete them, or name another --output."
+            f"{output} has the folders {kept} of an earlier export, expected none but those of"
+            " --target: they would keep the earlier policy. Delete them, or name another --output."
         )
     return output
 

@@ -22,7 +22,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 from scipy import stats
@@ -117,7 +116,8 @@ def decide(shares: Mapping[str, Sequence[float]], learning: Mapping[str, float])
         memory, lstm = gains(seeds)
         return memory.counts is False or (memory.counts is True and lstm.counts is not None)
 
-    needed = next((n for n in range(num_seeds, MOST_SEEDS) if is_decided(n)), None)
+    tried = range(num_seeds, max(MOST_SEEDS, num_seeds) + 1)
+    needed = next((seeds for seeds in tried if is_decided(seeds)), None)
     return Verdict(*gains(num_seeds), max(means.values()), learning, needed)
 
 
@@ -193,10 +193,10 @@ def _sentence(verdict: Verdict, history: int) -> str:
 def _advice(verdict: Verdict, students: Sequence[Mapping[str, Any]], num_seeds: int) -> str:
     """Return what would decide that which is open."""
     if verdict.seeds_needed is None:
-        name, rose = max(verdict.learning.items(), key=itemgetter(1))
+        rose = ", ".join(f"{name} {share:.1%}" for name, share in verdict.learning.items())
         return (
-            f"More seeds would not decide that: {name} still gained {rose:.1%} in the last quarter"
-            " of its training. Begin again with more --minutes."
+            f"{MOST_SEEDS} seeds would not decide that. In the last quarter of training students"
+            f" still gained, {rose}: if that is much, begin again with more --minutes."
         )
     minutes = sum(each["seconds"] for each in students) / num_seeds / 60.0
     return (
