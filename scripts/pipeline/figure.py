@@ -12,7 +12,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
-from scripts.pipeline.learning import KEPT, Curve, Learning
+from scripts.pipeline.learning import KEPT, Curve, Learning, Row, compare
 
 BLUE, GREEN, VERMILION, PURPLE = "#0072b2", "#009e73", "#d55e00", "#cc79a7"
 BLACK, ORANGE, SKY = "#000000", "#e69f00", "#56b4e9"
@@ -97,8 +97,8 @@ def save_shares(tasks: Mapping[str, list[Learning]], teacher: str, path: Path) -
     """
     shares: dict[str, list[list[float]]] = defaultdict(list)
     for learnings in tasks.values():
-        for name, mine in by_policy(learnings, teacher).items():
-            shares[name].append([share for _, share in mine])
+        for name, rows in by_policy(learnings, teacher).items():
+            shares[name].append([row["share"] for row in rows])
     with drawn(path) as axes:
         for name, (label, colour) in policy_styles(shares).items():
             mean, low, high = zip(*map(mean_and_interval, shares[name]), strict=True)
@@ -119,8 +119,8 @@ def save_jitter(learnings: list[Learning], teacher: str, path: Path) -> None:
     found = by_policy(learnings, teacher)
     with drawn(path) as axes:
         for name, (label, colour) in policy_styles(found).items():
-            jitters = [one.evaluation["jitter"] for one, _ in found[name]]
-            axes.scatter(jitters, [share for _, share in found[name]], color=colour, label=label)
+            jitter, share = ([row[key] for row in found[name]] for key in ("jitter", "share"))
+            axes.scatter(jitter, share, color=colour, label=label)
         axes.set(
             title=f"Share of the {teacher}'s return, one point a seed",
             xlabel="jitter, mean square of the second difference of actions",
@@ -129,13 +129,12 @@ def save_jitter(learnings: list[Learning], teacher: str, path: Path) -> None:
         axes.legend(frameon=False)
 
 
-def by_policy(learnings: list[Learning], teacher: str) -> dict[str, list[tuple[Learning, float]]]:
-    """Return all seeds of each policy, with the share of the teacher's return that each keeps."""
-    goals = {one.seed: one.evaluated_return for one in learnings if one.policy == teacher}
+def by_policy(learnings: list[Learning], teacher: str) -> dict[str, list[Row]]:
+    """Return the rows of all seeds of each policy but the teacher."""
     found = defaultdict(list)
-    for one in learnings:
-        if one.policy != teacher:
-            found[one.policy].append((one, one.evaluated_return / goals[one.seed]))
+    for row in compare(learnings, teacher):
+        if row["policy"] != teacher:
+            found[row["policy"]].append(row)
     return found
 
 

@@ -237,4 +237,3 @@ def test_a_bottleneck_hands_few_bounded_numbers_on():
     before = nn.Sequential(*model.mlp)[:-1](100.0 * torch.randn(N, 6))
     assert before.shape == (N, 4)
     assert before.abs().max() <= 1
-    assert model.mlp[-1].in_features == 4

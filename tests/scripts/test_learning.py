@@ -207,6 +207,7 @@ def test_return_is_drawn_over_jitter_by_seed(tmp_path):
         for seed, value in ((1, 10.0), (2, 20.0))
         for policy, share in (("teacher", 1.0), ("mine", 0.5))
     ]
-    assert [share for _, share in by_policy(seeds, "teacher")["mine"]] == [0.5, 0.5]
+    ((name, rows),) = by_policy(seeds, "teacher").items()
+    assert (name, [row["share"] for row in rows]) == ("mine", [0.5, 0.5])
     save_jitter(seeds, "teacher", tmp_path / "jitter.svg")
     assert ">mine<" in (tmp_path / "jitter.svg").read_text()

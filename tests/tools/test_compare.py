@@ -136,15 +136,15 @@ class Counting:
 
     num_envs, device, max_episode_length = 2, "cpu", 9
 
-    def __init__(self, reward=0.0):
-        self.reward = reward
+    def __init__(self, late=(0.0, 0.0)):
+        self.reward, self.extras = 0.0, {"time_outs": torch.tensor(late)[:, None]}
         self.episode_length_buf = torch.zeros(2, dtype=torch.long)
 
     def step(self, _):
         self.episode_length_buf = self.episode_length_buf + 1
         dones = torch.tensor([False, self.episode_length_buf[0] == 3])
         self.episode_length_buf = torch.where(dones, 0, self.episode_length_buf)
-        return self.seen(), torch.full((2,), self.reward), dones.long(), {}
+        return self.seen(), torch.full((2,), self.reward), dones.long(), self.extras
 
     def seen(self):
         return TensorDict({"policy": 1.0 * self.episode_length_buf[:, None]}, batch_size=[2])
@@ -162,14 +162,15 @@ def test_a_history_is_of_one_episode_and_the_oldest_is_first():
     assert inner.episode_length_buf.tolist() == [7, 8]
 
 
-def test_the_last_gain_is_of_rewards_and_of_episodes_that_end_early():
-    inner = Counting()
+@pytest.mark.parametrize(("late", "rate"), [((1.0, 0.0), 0.5), ((0.0, 1.0), 0.0)])
+def test_the_last_gain_is_of_rewards_and_of_episodes_that_end_early(late, rate):
+    inner = Counting(late)
     env = WithHistory(inner, ["policy"], 1, compare.tqdm(disable=True))
     env.begin(inner.seen())
     for step in range(12):
         inner.reward = 1.0 if step < 9 else 2.0
         env.step(torch.zeros(2, 1))
-    assert env.earned[2].tolist() == [1.0, 0.5]
+    assert env.earned[2].tolist() == [1.0, rate]
     assert env.last_gain() == 10.0  # an episode has at most 10 steps
     env.earned = [torch.tensor([1.0, rate]) for rate in (0, 0, 0, 0, 0, 0, 0.5, 0)]
     # From 10 steps to those of a rate of 1 / 4

@@ -177,7 +177,7 @@ def test_the_velocity_error_is_that_of_the_steps_before_the_ends(data):
     assert found["velocity_error"] == pytest.approx(sum(errors) / len(errors))
 
 
-@pytest.mark.parametrize("told", [{}, {"time_outs": [0, 1, 0]}, {"success": [1, 1, 0]}])
+@pytest.mark.parametrize("told", [{}, {"time_outs": [[0], [1], [0]]}, {"success": [1, 1, 0]}])
 def test_environments_without_managers_provide_ends_in_extras(told):
     env = FakeEnv()
     step = env.step

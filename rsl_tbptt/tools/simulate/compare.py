@@ -75,16 +75,14 @@ class Student:
 
 
 class WithHistory:
-    """An environment with one more group: the last steps of some groups, the oldest first.
-
-    It notes what students earn while they train.
-    """
+    """An environment with one more group: the last steps of some groups, the oldest first."""
 
     def __init__(self, env: Any, groups: Sequence[str], length: int, bar: Any) -> None:
         """Take an environment in rsl_rl's form, and a progress bar for its steps."""
         self._env, self._groups, self._length, self._bar = env, groups, length, bar
         self.earned: list[torch.Tensor] = []
-        """The mean reward and the share of episodes that ended early, of each step."""
+        """The mean reward and the share of episodes that ended early, of each step; of a training
+        if it is cleared before."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -110,7 +108,9 @@ class WithHistory:
         """Step; where an episode ends, all last steps are the first one of the next."""
         obs, rewards, dones, extras = self._env.step(actions)
         self._bar.update()
-        early = (dones != 0) & (extras.get("time_outs", torch.zeros_like(dones)) == 0)
+        early = dones != 0
+        if (time_outs := extras.get("time_outs")) is not None:
+            early = early & (time_outs.to(dones.device).view_as(dones) == 0)
         self.earned.append(torch.stack((rewards.mean(), early.float().mean())))
         newest = self._newest(obs)
         past = torch.cat((self._past[:, 1:], newest), dim=1)
@@ -329,8 +329,7 @@ def _add_missing(bench: Bench, result: dict[str, Any], seeds: Iterable[int], fol
     """Train and evaluate the students that a result lacks; write it after each."""
     done = {(each["seed"], each["name"]) for each in result["students"]}
     missing = [each for each in product(seeds, bench.students) if each not in done]
-    to_measure = 0 if "looks_back" in result else MEMORY_STEPS
-    bench.bar.reset(len(missing) * bench.steps_of(result["iterations"]) + to_measure)
+    bench.bar.reset(len(missing) * bench.steps_of(result["iterations"]) + MEMORY_STEPS)
     for seed, name in missing:
         bench.bar.set_description(f"{name}, seed {seed}")
         bench.add(name, seed, result, folder)

@@ -332,7 +332,7 @@ class EpisodeFacts:
         """
         ended = running & (dones != 0)
         for name, happened in self._reasons(extras).items():
-            self._ends[name] += (happened.to(ended.device).bool() & ended).sum()
+            self._ends[name] += (happened.to(ended.device).bool().view_as(ended) & ended).sum()
         if self._rewards is not None:
             # Not times running: NaN of a later episode would stay.
             rewards = torch.where(running[:, None], self._rewards._step_reward, 0.0)

@@ -125,8 +125,7 @@ def decided(result: Mapping[str, Any]) -> Verdict | None:
     """Decide from what ``compare.json`` holds; None as long as no seed has all students."""
     found = _by_name(result)
     shares, one = _shares(found), abs(found[TEACHER][0]["mean_return"])
-    num_seeds = min(len(shares.get(name, ())) for name in STUDENTS)
-    if num_seeds == 0:
+    if not (num_seeds := min(len(shares.get(name, ())) for name in STUDENTS)):
         return None
     rose = {n: statistics.fmean(_all(found[n][:num_seeds], "last_gain")) for n in STUDENTS}
     learning = {name: max(gain / one, 0.0) for name, gain in rose.items()}
@@ -151,7 +150,7 @@ def describe(result: Mapping[str, Any]) -> str:
         bias = _interval([mlp - lstm for mlp, lstm in pairs], ".1%")
         lines.append(f"Memory bias, what an LSTM loses where nothing is hidden: {bias}.")
     if "looks_back" in result:
-        lines.append(_reach(result, plan["gradient_length"]))
+        lines.append(_reach(result))
     return "\n".join(lines)
 
 
@@ -205,9 +204,9 @@ def _advice(verdict: Verdict, students: Sequence[Mapping[str, Any]], num_seeds: 
     )
 
 
-def _reach(result: Mapping[str, Any], gradient_length: int) -> str:
-    """Return what a memory's reach says for ``gradient_length``."""
-    steps, step_seconds = result["looks_back"], result[TEACHER]["step_seconds"]
+def _reach(result: Mapping[str, Any]) -> str:
+    """Return how far back the LSTM looks, and what that says for ``gradient_length``."""
+    steps, gradient_length = result["looks_back"], result["plan"]["gradient_length"]
     if steps == 0:
         return "The LSTM's memory is not used."
     advice = (
@@ -215,7 +214,7 @@ def _reach(result: Mapping[str, Any], gradient_length: int) -> str:
         if steps < gradient_length
         else f"no less than the gradient, so try --gradient-length {2 * steps}"
     )
-    seconds = "" if step_seconds is None else f", {steps * step_seconds:.2g} s"
+    seconds = f", {steps * step:.2g} s" if (step := result[TEACHER]["step_seconds"]) else ""
     return f"The LSTM looks back {steps} steps{seconds}: {advice}."
 
 
