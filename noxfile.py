@@ -38,12 +38,7 @@ MJLAB = (
     "tests/tasks/test_mjlab_*.py",
     "tests/tasks/test_configs.py",
 )
-MJLAB_SIMULATED = (
-    *MJLAB,
-    "tests/integrations/test_rendered_robots.py",
-    "-m",
-    "not soak",  # also the long ones
-)
+MJLAB_SIMULATED = (*MJLAB, "-m", "not soak")  # also the long ones
 
 
 @dataclass(frozen=True, kw_only=True)

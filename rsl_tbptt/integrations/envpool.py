@@ -56,7 +56,6 @@ class EnvPoolEnv(VecEnv):
         device: str = "cpu",
         *,
         num_threads: int = 0,
-        image_size: tuple[int, int] | None = None,
         **settings: Any,
     ) -> None:
         """Make the environments and start an episode everywhere.
@@ -67,8 +66,6 @@ class EnvPoolEnv(VecEnv):
             seed: Seed of all that the environments draw.
             device: Device of the tensors. The simulation runs on CPU cores.
             num_threads: Threads of the simulation. 0 leaves it to EnvPool.
-            image_size: Width and height of the images of :meth:`render`, in pixels. None renders
-                none, and needs no meshes.
             **settings: Settings of the task, such as ``orientation_scale=-1.0``.
 
         Raises:
@@ -82,12 +79,7 @@ class EnvPoolEnv(VecEnv):
         self.step_dt = self.settings.get("ctrl_dt")
         # The time limit is kept here, so that rsl_rl can spread the first episodes over it.
         self._made_with = {"num_threads": num_threads, **settings, "max_episode_steps": 2**30}
-        if image_size is None and not {"from_pixels", "render_mode"} & settings.keys():
-            assets = without_pictures(Path(self.settings["base_path"]))
-            self._made_with["base_path"] = str(assets)
-        if image_size is not None:
-            size = dict(zip(("render_width", "render_height"), image_size, strict=True))
-            self._made_with |= {"render_mode": "rgb_array", **size}
+        self._made_with["base_path"] = str(without_pictures(Path(self.settings["base_path"])))
         _check_memory(lambda number: self._pool_of(number, seed), num_envs)
         self._pool: Any = None
         self.seed(seed)
@@ -161,10 +153,6 @@ class EnvPoolEnv(VecEnv):
             self.episode_length_buf[ids] = 0
         rewards = self._tensor(rewards, torch.float32)
         return self._obs.clone(), rewards, dones.long(), extras
-
-    def render(self) -> torch.Tensor:
-        """Render every environment: shape (N, height, width, 3), uint8."""
-        return torch.from_numpy(self._pool.render(env_ids=np.arange(self.num_envs)))
 
     def close(self) -> None:
         """Free the simulation."""

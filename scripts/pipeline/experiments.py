@@ -54,10 +54,7 @@ class Policy(Section):
     It is copied, and nothing is trained; iterations and environments are those of its training.
     """
     task_overrides: list[str] = []
-    """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``.
-
-    The experiment's video shows one task, so it leaves this policy out.
-    """
+    """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``."""
     overrides: list[str] = []
     """Extra arguments of the platform's command, such as ``env.compute_final_obs=true``.
 
@@ -103,15 +100,6 @@ class Export(Section):
     """Seed of the trajectory."""
 
 
-class Video(Section):
-    """The video of all policies."""
-
-    num_envs: PositiveInt = 2
-    """Robots."""
-    seconds: PositiveFloat = 10.0
-    """Most seconds of an episode."""
-
-
 class AcceptanceCheck(Section):
     """A condition on a policy's evaluation: exactly one of the four rules."""
 
@@ -150,7 +138,6 @@ class Experiment(Section):
     ablations: dict[str, Ablation] = {}
     """Extra rows of the tables, by name."""
     evaluation: Evaluation
-    video: Video = Video()
     export: Export
     acceptance: list[AcceptanceCheck]
     platform: Literal["isaaclab", "mjlab", "envpool"] = "isaaclab"

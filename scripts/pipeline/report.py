@@ -151,8 +151,6 @@ def format_page(experiment: Experiment, results: dict[str, Any], records: dict[s
         format_table(results, "pipe"),
         "\n".join(checks),
         "![Return in training over iterations](curves.svg)",
-        f"Video of {', '.join(experiment.policies)}, one row per robot: [{records['video'].output}]"
-        f"({records['video'].output})",
         f"Exported: [{experiment.export.policy}](exported/README.md), {exported['golden']}; largest"
         f" differences: {differences}.",
         "## Stages",

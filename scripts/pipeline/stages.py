@@ -13,7 +13,7 @@ from scripts.pipeline.training import iterations_left, train_command
 
 
 def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
-    """Return all stages of an experiment: its policies, a memory, the video and the export.
+    """Return all stages of an experiment: its policies, a memory and the export.
 
     Args:
         experiment: Policies, sizes and seeds.
@@ -25,7 +25,6 @@ def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
     return [
         *policy_stages(experiment, device),
         _memory(experiment, device),
-        _video(experiment, device),
         _export(experiment, device),
     ]
 
@@ -158,20 +157,6 @@ def _task_overrides(experiment: Experiment, policy: str) -> list[str]:
 def early(name: str, after: int) -> str:
     """Return the name of a policy as it was after so many iterations."""
     return f"{name}-after-{after}"
-
-
-def _video(experiment: Experiment, device: str) -> Stage:
-    """Return the video of all policies without task overrides, in training order."""
-    shown = tuple(name for name, policy in experiment.policies.items() if not policy.task_overrides)
-    task = _task(experiment, shown[0])  # the environment is the same for all agents
-    options = experiment.video.model_dump()
-    command = _tool("play", video="video.webp", device=device, task=task, **options)
-    return Stage(
-        name="video",
-        needs=shown,
-        command=lambda outputs: command + [f"--checkpoint={outputs[name]}" for name in shown],
-        output="video.webp",
-    )
 
 
 def _memory(experiment: Experiment, device: str) -> Stage:

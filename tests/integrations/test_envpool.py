@@ -10,6 +10,7 @@ import envpool
 import gymnasium
 
 from rsl_tbptt.integrations.envpool import EnvPoolEnv, without_pictures
+from scripts.benchmark.envpool import WithMeshes
 
 # gymnasium says so of spaces of EnvPool and of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")
@@ -133,10 +134,9 @@ def test_a_task_of_gymnasium_goes_as_in_gymnasiums_vector_environment():
     "task", [GO1, ROUGH, "G1JoystickRoughTerrain-v1", "T1JoystickFlatTerrain-v1"]
 )
 def test_without_pictures_trajectories_are_the_same_to_the_bit(task):
-    plain, pictured = (
-        EnvPoolEnv(task, 2, 7, num_threads=1, image_size=size) for size in (None, (8, 8))
-    )
+    plain, pictured = (kind(task, 2, 7, num_threads=1) for kind in (EnvPoolEnv, WithMeshes))
     assert plain._made_with["base_path"] != envpool.make_spec(task).config.base_path
+    assert pictured._made_with["base_path"] == envpool.make_spec(task).config.base_path
     ends = 0
     for step in range(60):
         drawn = torch.randn(2, plain.num_actions, generator=torch.Generator().manual_seed(step))
@@ -180,7 +180,7 @@ def test_an_observation_of_one_number_has_a_dimension_of_its_own():
 
 def test_more_environments_than_memory_holds_are_refused():
     with pytest.raises(ValueError, match=r"num_envs is 100000, expected at most \d+: an environ"):
-        EnvPoolEnv(GO1, 100_000, image_size=(8, 8))
+        WithMeshes(GO1, 100_000)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,6 @@ def test_a_task_that_does_not_fit_is_named(task, message):
 def test_a_setting_that_the_task_does_not_take_is_named(settings, message):
     with pytest.raises(ValueError, match=message):
         EnvPoolEnv(GO1, 2, **settings)
-
-
-def test_robots_are_rendered():
-    env = EnvPoolEnv(GO1, 2, image_size=(32, 24))
-    images = env.render()
-    assert images.shape == (2, 24, 32, 3)
-    assert images.dtype == torch.uint8
-    assert images.float().std() > 10.0
 
 
 ROBOT = """<mujoco>

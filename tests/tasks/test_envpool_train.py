@@ -137,10 +137,3 @@ def test_students_are_compared(teacher, tmp_path):
     assert found["plan"]["task"] == TASK
     assert [max(each["lengths"]) for each in found["students"]] == [9, 9, 9]
     assert all(each.keys() >= {"jitter", "power_above_5_hz"} for each in found["students"])
-
-
-def test_robots_are_filmed(student, tmp_path):
-    video = tmp_path / "v.webp"
-    sizes = ["--seconds=0.1", "--num-envs=1"]
-    rsl_tbptt(["play", f"--checkpoint={student}", f"--video={video}", *sizes])
-    assert video.stat().st_size > 1000

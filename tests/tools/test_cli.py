@@ -45,7 +45,7 @@ def test_help_names_every_command_and_nothing_slow_is_loaded():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert re.findall(r"^    ([a-z]+) ", shown, re.MULTILINE) == [*COMMANDS]
-    names = "doctor latest evaluate compare memory export verify play"
+    names = "doctor latest evaluate compare memory export verify"
     assert [*COMMANDS] == names.split()
     slow = {"torch", "numpy", "onnx", "rsl_rl", "warp", "mujoco", "mjlab", "isaaclab"}
     assert slow.isdisjoint(shown.splitlines()[-1].split())
@@ -253,10 +253,7 @@ WRONG = {
     f"evaluate {MODEL} --env my_envs:timeless": "is 0, expected seconds above 0",
     f"evaluate {MODEL} --env needs_more:make": "The module module_of_somebody is missing",
     f"evaluate {MODEL} --env my_envs:make --device cuda:99": "--device is cuda:99",
-    "play --checkpoint no.pt --video v.gif": "does not exist",
-    "play --checkpoint code/model_0.pt --video v.gif": "print, expected tensors and plain values",
-    f"play {MODEL} --video v.gif": "which renders no robots",
-    f"play {MODEL} --video v.gif --num-envs 0": "--num-envs is 0, expected at least 1",
+    "evaluate --checkpoint code/model_0.pt": "print, expected tensors and plain values",
 }
 
 
@@ -310,14 +307,7 @@ def test_a_bundle_of_another_policy_is_not_evaluated_under_a_checkpoints_name(fo
 
 @pytest.mark.parametrize(
     "words",
-    [
-        [],
-        ["fly"],
-        ["export"],
-        ["export", "--checkpoint", "m.pt", "--fast"],
-        ["evaluate", "--env"],
-        ["play", "--checkpoint", "m.pt"],
-    ],
+    [[], ["fly"], ["export"], ["export", "--checkpoint", "m.pt", "--fast"], ["evaluate", "--env"]],
 )
 def test_wrong_arguments_end_with_usage(capsys, words):
     with pytest.raises(SystemExit) as end:

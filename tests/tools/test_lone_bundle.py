@@ -1,4 +1,4 @@
-"""Bundles without their checkpoint: evaluated and filmed by what policy.json notes."""
+"""Bundles without their checkpoint: evaluated by what policy.json notes."""
 
 import json
 import shutil
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from PIL import Image
 from support.helpers import make_distillation
 from support.trained import as_a_runner_builds_it
 from tensordict import TensorDict
@@ -16,7 +15,6 @@ from rsl_tbptt.tools.commands.cli import main
 from rsl_tbptt.tools.platforms import Trained
 from rsl_tbptt.tools.platforms import mjlab as mjlab_module
 from rsl_tbptt.tools.robot import export
-from rsl_tbptt.tools.simulate.play import HEADING, SIZE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
@@ -62,13 +60,8 @@ def simulate(patch):
         seen.append((simulation.task, simulation.clip_actions))
         yield Env(simulation, options["width"])
 
-    def renderer(_, env):
-        shape = (env.num_envs, 2 * SIZE[1], 2 * SIZE[0], 3)
-        return lambda: 20 * env.episode.byte().reshape(-1, 1, 1, 1).expand(shape)
-
     platform = mjlab_module.Mjlab
     patch.setattr(platform, "simulated_env", simulated_env)
-    patch.setattr(platform, "renderer", renderer)
     patch.setattr(platform, "find_trained", lambda *_: Trained("Walk", ""))
     patch.setattr(export, "_can_simulate", lambda *_: True)
     return seen, options
@@ -133,17 +126,6 @@ def test_a_bundle_is_evaluated_like_its_checkpoint_without_it(bundle, simulated)
     assert (found["checkpoint"], found["form"]) == ("model_0.pt", "onnx")
 
 
-def test_a_bundle_is_filmed_next_to_checkpoints(bundle, simulated):
-    words = ["--policy", "walker", "--checkpoint", "run/model_0.pt", "--num-envs", "3"]
-    for seconds, num_frames in (("10", 3), ("1", 2), ("0.1", 1)):  # a step takes half a second
-        film = ["--video", "film.gif", "--seconds", seconds]
-        assert main(["play", *words, *film]) == 0
-        with Image.open("film.gif") as film:
-            assert film.size == (2 * SIZE[0], HEADING + 3 * SIZE[1])
-            assert film.n_frames == num_frames
-    assert simulated[0] == [("Walk", 0.05)] * 6
-
-
 def test_a_bundle_of_an_older_release_needs_platform_and_task(bundle, simulated, capsys):
     change(bundle, simulation=None)
     assert main(["evaluate", "--policy", "walker", *EPISODES]) == 1
@@ -191,10 +173,8 @@ def test_a_task_with_other_observations_is_refused(bundle, simulated, capsys):
     ("line", "message"),
     [
         ("evaluate --policy walker --agent a.yaml", "--agent is a.yaml, expected it only next to"),
-        ("play --video film.gif", "--checkpoint is missing, expected it or --policy"),
-        ("play --policy run --video film.gif", "expected a folder of `rsl-tbptt export`"),
-        ("play --policy walker --video film.mp4", "film.mp4, expected a name that ends in"),
-        ("play --policy walker --video film.gif --seconds 0", "--seconds is 0.0, expected above 0"),
+        ("evaluate", "--checkpoint is missing, expected it or --policy"),
+        ("evaluate --policy run", "expected a folder of `rsl-tbptt export`"),
     ],
 )
 def test_what_is_missing_is_named(bundle, simulated, capsys, line, message):

@@ -176,9 +176,9 @@ def test_envpool_simulates_a_registered_task_with_settings(checkpoint, registere
         envpool.find_trained(checkpoint)
     words = ["env.history=5", "env.motor_gain=(0.8, 1.1)", "env.task=walk", "env.kp=1e-3"]
     words += ["env.on=true", "env.off=None"]
-    with simulated(envpool, "Mine", overrides=words, image_size=(4, 3)) as env:
+    with simulated(envpool, "Mine", overrides=words) as env:
         settings = {"history": 5, "motor_gain": (0.8, 1.1), "task": "walk", "kp": 1e-3}
-        settings |= {"on": True, "off": None, "image_size": (4, 3)}
+        settings |= {"on": True, "off": None}
         assert env.made == ((2, 5, "cpu"), settings)
 
 

@@ -359,55 +359,6 @@ def _print_differences(differences: Mapping[str, float]) -> None:
         print(f"{name}: largest difference of {what} {difference:.1e}")
 
 
-def play(
-    *,
-    checkpoint: Annotated[
-        Sequence[Path], "checkpoint, or RUN/latest; repeatable", {"action": "append"}
-    ] = (),
-    policy: Annotated[
-        Sequence[Path], "bundle to film; repeatable", {"action": "append", "metavar": "BUNDLE"}
-    ] = (),
-    video: Annotated[Path, "GIF or WebP file to write"],
-    task: Task = None,
-    overrides: Overrides = (),
-    num_envs: Annotated[int, "robots per policy"] = 2,
-    seconds: Annotated[float, "most seconds of an episode"] = 10.0,
-    seed: Annotated[int, "seed of the environments"] = 1000,
-    trust: Trust = (),
-    device: Device = "cpu",
-) -> None:
-    """Film the first episodes of policies side by side, without a screen.
-
-    Raises:
-        ValueError: If no policy is named, or fewer than one robot.
-    """
-    from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.tools.simulate import play as playing
-
-    if not (checkpoint or policy):
-        raise ValueError("--checkpoint is missing, expected it or --policy.")
-    checkpoints = [checkpoint_file(path) for path in checkpoint]
-    if num_envs < 1:
-        raise ValueError(f"--num-envs is {num_envs}, expected at least 1.")
-    check_device(device)
-    policies = _policies(checkpoints, policy, trust)
-    where = {"overrides": overrides, "task": task, "device": device}
-    playing.record(policies, video, seconds=seconds, num_envs=num_envs, seed=seed, **where)
-    print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
-
-
-def _policies(files: Sequence[Path], bundles: Sequence[Path], trust: Sequence[str]) -> list[Any]:
-    """Read policies to film, first those of checkpoints."""
-    from rsl_tbptt.tools.run import read_run
-
-    policies: list[Any] = [read_run(path, trust=trust) for path in files]
-    if bundles:
-        from rsl_tbptt.tools.robot.bundle import LoneBundle  # only a bundle needs onnxruntime
-
-        policies += map(LoneBundle, bundles)
-    return policies
-
-
-_IN_ORDER = (doctor, latest, evaluate, compare, memory, export, verify, play)
+_IN_ORDER = (doctor, latest, evaluate, compare, memory, export, verify)
 COMMANDS: dict[str, Callable[..., int | None]] = {each.__name__: each for each in _IN_ORDER}
 """Functions by command, in the order of the help."""

@@ -22,7 +22,6 @@ TOOLS = {
     "compare": ("scipy", "tqdm", "yaml"),
     "memory": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
-    "play": ("PIL", "scipy", "yaml"),
     "verify": ("onnx", "onnxruntime"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""

@@ -9,14 +9,11 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 PLATFORMS = ("isaaclab", "mjlab", "envpool", "rsl_rl")
 """The platforms by name; ``rsl_rl`` is rsl_rl alone, with environments of the user's own."""
@@ -48,9 +45,6 @@ class Simulation:
     """Bound of the actions as in training."""
     overrides: Sequence[str] = ()
     """Presets and settings of the task, in the form of :meth:`Platform.simulated_env`."""
-    image_size: tuple[int, int] | None = None
-    """Width and height of the images for :meth:`Platform.renderer`, in pixels. None adds no camera.
-    The camera changes neither physics nor what is drawn at random."""
 
 
 class Platform:
@@ -125,21 +119,6 @@ class Platform:
         if seconds is not None and not seconds > 0:
             raise ValueError(f"step_dt of {env} is {seconds!r}, expected seconds above 0.")
         return seconds
-
-    def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
-        """Return a function that renders the robot of every environment as it stands.
-
-        Args:
-            env: From :meth:`simulated_env` with an ``image_size``.
-
-        Returns:
-            A function that returns images, shape (N, height, width, 3), uint8. The next call
-            overwrites them.
-
-        Raises:
-            ValueError: If the environment has no robot to look at.
-        """
-        raise NotImplementedError
 
 
 def load_platform(name: str) -> Platform:

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rsl_tbptt.files import ENV, read_config
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
-
-if TYPE_CHECKING:
-    import torch
 
 GROUP = "envpool.tasks"
 """Entry points: modules with ``TASKS``, functions ``(num_envs, seed, device, **settings)`` by id,
@@ -58,8 +55,6 @@ class EnvPool(Platform):
             if len(names) != 2 or names[0] != "env":
                 raise ValueError(f"The override is {word!r}, expected env.NAME=VALUE.")
             settings[names[1]] = value
-        if simulation.image_size is not None:
-            settings["image_size"] = simulation.image_size
         tasks = registered_tasks()
         if (task := simulation.task) not in tasks:
             raise ValueError(
@@ -69,10 +64,6 @@ class EnvPool(Platform):
         made = tasks[task](simulation.num_envs, simulation.seed, simulation.device, **settings)
         with closing(made) as env:
             yield env
-
-    def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
-        """Return the function that renders all environments: (N, height, width, 3), uint8."""
-        return env.render
 
 
 PLATFORM = EnvPool()

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
-
-if TYPE_CHECKING:
-    import torch
-
 
 PHYSICS = "physics=newton_mjwarp"
 """The backend that runs without Isaac Sim, with or without a GPU."""
 MANIFEST = "run.json"
 """Isaac Lab's note of a training, next to its checkpoints."""
-CAMERA = "video_camera"
-"""Name of the camera in the scene."""
-FOCAL_LENGTH, APERTURE = 24.0, 20.955
-"""Focal length and aperture of the camera in mm: 47 degrees wide."""
-SKY = (0.85, 0.9, 0.95)
-MARGIN = {True: 1.05, False: 1.5}
-"""Width of the image over the robot's, by whether it is fixed to the world: others have legs."""
-DIRECTION = (0.35, -1.0, 0.4)
-"""From a robot that is longer than wide to the camera: its side, from above."""
 OWN_TASKS = "Tbptt-"
 """Start of the ids of this repository's tasks, which all offer that backend."""
 
@@ -94,35 +80,10 @@ class IsaacLab(Platform):
         own = [] if any(word.startswith("physics=") for word in overrides) else physics(task)
         cfg: Any = resolve_task_config(task, None, overrides=[*own, *overrides])[0]
         cfg.scene.num_envs, cfg.seed, cfg.sim.device = simulation.num_envs, simulation.seed, device
-        if simulation.image_size is not None:
-            setattr(cfg.scene, CAMERA, _camera_cfg(*simulation.image_size))
         with launch_simulation(cfg, {"device": device}):
             made: Any = gym.make(task, cfg=cfg)
             with closing(RslRlVecEnvWrapper(made, clip_actions=simulation.clip_actions)) as env:
                 yield env
-
-    def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
-        """Return a function that renders the scene's first robot: (N, height, width, 3), uint8.
-
-        The camera keeps its place next to the robot's root and does not turn with it.
-
-        Raises:
-            ValueError: If the scene has no articulation.
-        """
-        scene = env.unwrapped.scene
-        if not scene.articulations:
-            raise ValueError("The scene has no articulation, expected a robot to look at.")
-        robot, camera = next(iter(scene.articulations.values())), scene[CAMERA]
-        eye, target = _view(robot, camera.cfg.height / camera.cfg.width)
-
-        def render() -> torch.Tensor:
-            root = robot.data.root_pos_w.torch
-            camera.set_world_poses_from_view(
-                root + root.new_tensor(eye), root + root.new_tensor(target)
-            )
-            return camera.data.output["rgb"].torch
-
-        return render
 
 
 PLATFORM = IsaacLab()
@@ -180,51 +141,3 @@ def _load_tasks(task: str) -> None:
         raise ValueError(
             f"The task is {task!r}, expected a registered id of an installed package: {error}"
         ) from error
-
-
-def _camera_cfg(width: int, height: int) -> Any:
-    """Return a camera per environment, rendered by Warp: on any device, without Isaac Sim."""
-    from isaaclab.sensors import CameraCfg
-    from isaaclab.sim import PinholeCameraCfg
-    from isaaclab_newton.renderers import NewtonWarpRendererCfg
-
-    return CameraCfg(
-        prim_path=f"{{ENV_REGEX_NS}}/{CAMERA}",
-        spawn=PinholeCameraCfg(focal_length=FOCAL_LENGTH, horizontal_aperture=APERTURE),
-        width=width,
-        height=height,
-        background_color=SKY,
-        renderer_cfg=NewtonWarpRendererCfg(enable_shadows=True),
-    )
-
-
-def _view(robot: Any, height_per_width: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return from where the whole robot is seen, whichever way it turns.
-
-    Args:
-        robot: An articulation as it was spawned.
-        height_per_width: Of the image.
-
-    Returns:
-        The camera's place and the place that it looks at, from the robot's root, in m.
-    """
-    from isaaclab.sim.utils import find_first_matching_prim
-    from pxr import Usd, UsdGeom
-
-    prim = find_first_matching_prim(robot.cfg.prim_path)
-    cache = UsdGeom.BBoxCache(Usd.TimeCode.Default(), [UsdGeom.Tokens.default_])
-    bound: Any = cache.ComputeLocalBound(prim)
-    box = bound.ComputeAlignedRange()
-    length, depth, height = box.GetSize()
-    centre = [a - b for a, b in zip(box.GetMidpoint(), robot.cfg.init_state.pos, strict=True)]
-    slope = APERTURE / FOCAL_LENGTH  # of the image's width over the distance
-    width = math.hypot(length, depth)
-    distance = (
-        MARGIN[robot.is_fixed_base] * max(width, height / height_per_width) / slope
-        + min(length, depth) / 2
-    )
-    # From the side where it is longest: a cart's rail lies across the image.
-    x, y, z = DIRECTION
-    towards = (x, y, z) if length >= depth else (-y, x, z)
-    scale = distance / math.hypot(*towards)
-    return tuple(a + scale * b for a, b in zip(centre, towards, strict=True)), tuple(centre)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from ast import literal_eval
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rsl_tbptt.files import AGENT, ENV, read_config
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained
-
-if TYPE_CHECKING:
-    import torch
-
-
-CAMERA = "video_camera"
-"""Name of the camera in the scene."""
-SKY, HORIZON = (0.6, 0.75, 0.95), (0.95, 0.97, 1.0)
 
 
 class Mjlab(Platform):
@@ -76,17 +67,10 @@ class Mjlab(Platform):
         for word in simulation.overrides:
             override(cfg, word)
         cfg.scene.num_envs, cfg.seed = simulation.num_envs, simulation.seed
-        if simulation.image_size is not None:
-            _add_camera(cfg, *simulation.image_size)
         made = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, simulation.device)
         wrapper = import_module("mjlab.rl").RslRlVecEnvWrapper
         with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env
-
-    def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
-        """Return a function to the last images of the camera: (N, height, width, 3), uint8."""
-        camera = env.unwrapped.scene[CAMERA]
-        return lambda: camera.data.rgb
 
 
 PLATFORM = Mjlab()
@@ -147,60 +131,3 @@ def _as_type_of(old: Any, text: str, word: str) -> Any:
     if old is None or value is None or type(value) is type(old):
         return value
     raise ValueError(f"The override is {word!r}, expected a {type(old).__name__} such as {old!r}.")
-
-
-def _add_camera(env_cfg: Any, width: int, height: int) -> None:
-    """Add a camera where mjlab's own viewer has one, rendered by Warp instead of OpenGL."""
-    mujoco, sensor = import_module("mujoco"), import_module("mjlab.sensor")
-    viewer, edit = env_cfg.viewer, env_cfg.scene.spec_fn
-    body, (x, y, z) = _looked_at(env_cfg)
-    azimuth, elevation = math.radians(viewer.azimuth), math.radians(viewer.elevation)
-    flat = viewer.distance * math.cos(elevation)
-    # A camera looks down. It is lifted to the horizon and more, then turned from north to there.
-    lift, turn = (math.pi / 2 + elevation) / 2, (azimuth - math.pi / 2) / 2
-    # mjlab renders all cameras alike, so those that a policy sees through decide.
-    others = [other for other in env_cfg.scene.sensors if isinstance(other, sensor.CameraSensorCfg)]
-    shared = ("use_textures", "use_shadows", "enabled_geom_groups")
-    look = {name: getattr(others[0], name) for name in shared} if others else {"use_shadows": True}
-    camera = sensor.CameraSensorCfg(
-        name=CAMERA,
-        parent_body=body,
-        pos=(
-            x - flat * math.cos(azimuth),
-            y - flat * math.sin(azimuth),
-            z - viewer.distance * math.sin(elevation),
-        ),
-        quat=(
-            math.cos(turn) * math.cos(lift),
-            math.cos(turn) * math.sin(lift),
-            math.sin(turn) * math.sin(lift),
-            math.sin(turn) * math.cos(lift),
-        ),
-        fovy=viewer.fovy,
-        width=width,
-        height=height,
-        **look,
-    )
-
-    def edited(spec: Any) -> None:
-        if edit is not None:
-            edit(spec)
-        spec.camera(CAMERA).mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK  # follows without rotating
-        skybox = mujoco.mjtTexture.mjTEXTURE_SKYBOX
-        if all(texture.type != skybox for texture in spec.textures):
-            gradient = mujoco.mjtBuiltin.mjBUILTIN_GRADIENT
-            colours = {"rgb1": SKY, "rgb2": HORIZON, "width": 32, "height": 192}
-            spec.add_texture(name="sky", type=skybox, builtin=gradient, **colours)
-
-    env_cfg.scene.sensors = (*env_cfg.scene.sensors, camera)
-    env_cfg.scene.spec_fn = edited
-
-
-def _looked_at(env_cfg: Any) -> tuple[str | None, tuple[float, float, float]]:
-    """Return the body that the viewer follows, None for the world, and a place from its origin."""
-    viewer, entities = env_cfg.viewer, env_cfg.scene.entities
-    if viewer.origin_type == viewer.OriginType.WORLD:
-        return None, viewer.lookat
-    entity = viewer.entity_name or next(iter(entities))
-    body = viewer.body_name or next(b.name for b in entities[entity].spec_fn().bodies if b.joints)
-    return f"{entity}/{body}", (0.0, 0.0, 0.0)

@@ -15,7 +15,7 @@ USED = ("num_envs", "device", "max_episode_length", "get_observations", "step")
 
 
 class RslRl(Platform):
-    """rsl_rl without a platform: it has no registry, no commands and no camera."""
+    """rsl_rl without a platform: it has no registry and no commands."""
 
     TITLE = "rsl_rl alone"
     PACKAGES = ("rsl-rl-lib",)

@@ -82,7 +82,6 @@ class LoneBundle(BundlePolicy):
                 f"observation_groups is {{}} in '{self._file}', expected the groups that the policy"
                 " sees: name the checkpoint with --checkpoint."
             )
-        self.obs_groups_2d = [name for name, shape in self.shapes.items() if len(shape) == 3]
         self.clip_actions = metadata["robot"].get("clip_actions")
         steps = metadata.get(COUNTER)
         self.counted_steps = steps if isinstance(steps, int) else None
@@ -111,9 +110,8 @@ class LoneBundle(BundlePolicy):
         if not is_id or entry.get("platform") not in platforms:
             raise ValueError(
                 f"simulation is {noted!r} in '{self._file}', expected a platform of {platforms} and"
-                " the id of a registered task: name the checkpoint with --checkpoint, or for"
-                " `evaluate` --platform and --task (for rsl_rl alone --env), or export the policy"
-                " again."
+                " the id of a registered task: name the checkpoint with --checkpoint, or --platform"
+                " and --task (for rsl_rl alone --env), or export the policy again."
             )
         return entry[name]
 

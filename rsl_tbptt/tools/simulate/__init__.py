@@ -1,1 +1,1 @@
-"""Policies in simulation: evaluate, play, memory and plan."""
+"""Policies in simulation: evaluate, compare and memory."""

@@ -110,7 +110,6 @@ def started(
     num_envs: int,
     seed: int = SEED,
     device: str = "cpu",
-    image_size: tuple[int, int] | None = None,
 ) -> Iterator[Start]:
     """Start a simulation of a run's task, ready for the first step of its policy.
 
@@ -124,8 +123,6 @@ def started(
         num_envs: Number of environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
-        image_size: Width and height of the images of the platform's ``renderer``, in pixels. None
-            renders no images.
 
     Yields:
         The policy and its environments.
@@ -140,7 +137,6 @@ def started(
         device=device,
         clip_actions=run.clip_actions,
         overrides=overrides,
-        image_size=image_size,
     )
     with run.platform.simulated_env(simulation) as env:
         obs = env.get_observations()
@@ -186,13 +182,7 @@ def statistics_of(
 
 @torch.inference_mode()
 def run_first_episodes(
-    env: Any,
-    policy: Any,
-    obs: TensorDict,
-    *,
-    max_steps: int,
-    watch: Callable[[int, TensorDict], None] | None = None,
-    facts: EpisodeFacts | None = None,
+    env: Any, policy: Any, obs: TensorDict, *, max_steps: int, facts: EpisodeFacts | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Step all environments until each has finished its first episode, or for ``max_steps``.
 
@@ -205,7 +195,6 @@ def run_first_episodes(
             afterwards as before, so that its training can go on.
         obs: Observations after the reset, batch size (N,).
         max_steps: Steps after which unfinished episodes are broken off.
-        watch: Called before each step with its number and its observations.
         facts: Counts how the episodes end. None counts nothing.
 
     Returns:
@@ -222,8 +211,6 @@ def run_first_episodes(
     lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
     step = 0
     while running.any() and step < max_steps:
-        if watch is not None:
-            watch(step, obs)
         actions = policy(obs)
         obs, rewards, dones, extras = env.step(actions)
         policy.reset((dones != 0).long())
