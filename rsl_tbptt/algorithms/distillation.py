@@ -477,7 +477,7 @@ class TbpttDistillation(Algorithm, Distillation):
 
     def kept_objects(self) -> list[Any]:
         """Return the objects whose attributes an update replaces."""
-        return [*super().kept_objects(), self.experience, self.held_out, self._average]
+        return [*super().kept_objects(), self.experience, self._average]
 
     def models_that_act(self) -> Iterable[Any]:
         """Return student and teacher, in compiled form."""

@@ -78,8 +78,6 @@ class HeldOut:
         """Environments that are held out. Shape: (n,)."""
         self.trained = torch.tensor(trained, dtype=torch.int64, device=device)
         """All others. Shape: (M,)."""
-        self.mean_return: float | None = None
-        """Mean return of each one's newest episode, after the last update; None while unknown."""
         self._num_of_ranks = number * len(sizes)
         # NaN is unknown. Episodes that were running when training began may not be complete.
         unknown = torch.full((number,), torch.nan, dtype=storage.rewards.dtype, device=device)
@@ -165,7 +163,6 @@ class HeldOut:
         """Drop the mean return until each environment has one: short episodes end first."""
         if metrics.pop(_MISSING, 0.0) > 0:
             del metrics[RETURN], metrics[RETURN_ERROR]
-        self.mean_return = metrics.get(RETURN)
 
     def running_state(self, policy: MLPModel) -> dict[str, Any]:
         """Return the returns of episodes and the deployed policy's state there."""

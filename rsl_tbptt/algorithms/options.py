@@ -365,7 +365,7 @@ class PpoOptions(FineTuningOptions, Options):
 
 RUNNER_KEYS = """
     actor algorithm check_for_nan clip_actions class_name critic device empirical_normalization
-    experiment_name init_at_random_ep_len keep_best keep_last load_checkpoint
+    experiment_name init_at_random_ep_len keep_last load_checkpoint
     load_run logger max_iterations multi_gpu neptune_project num_steps_per_env obs_groups policy
     resume run_name save_interval seed student teacher torch_compile_mode upload_model
     wandb_project wandb_tags

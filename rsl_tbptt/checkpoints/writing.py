@@ -1,9 +1,8 @@
-"""Writing checkpoints completely or not at all, and deleting all but the newest and the best."""
+"""Writing checkpoints completely or not at all, and deleting all but the newest."""
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
 import tempfile
@@ -78,52 +77,32 @@ def _fix(error: OSError) -> str:
 class KeptCheckpoints:
     """Deletes the older ones of the checkpoints that this process has written for a training."""
 
-    def __init__(self, keep_last: int, keep_best: bool) -> None:
-        """Set what is kept.
+    def __init__(self, keep_last: int) -> None:
+        """Set the number of newest checkpoints to keep."""
+        self._keep_last = keep_last
+        self._written: list[Path] = []
 
-        Args:
-            keep_last: Number of newest checkpoints to keep.
-            keep_best: Whether to keep the one with the highest mean return as well.
-        """
-        self._keep_last, self._keep_best = keep_last, keep_best
-        self._written: dict[Path, float | None] = {}
-
-    def add(self, path: Path, mean_return: float | None) -> None:
-        """Note a checkpoint that has just been written, and delete older ones.
-
-        Args:
-            path: The file.
-            mean_return: Mean return of the newest episodes, or None if it is not known yet.
-        """
-        self._written.pop(path, None)  # a file that is written again is the newest
-        self._written[path] = mean_return
-        kept = [*self._written][-self._keep_last :]
-        rated = {
-            path: value
-            for path, value in self._written.items()
-            if value is not None and math.isfinite(value)
-        }
-        if self._keep_best and rated:
-            kept.append(max(reversed(rated), key=lambda path: rated[path]))
-        for path in self._written.keys() - kept:
-            del self._written[path]
+    def add(self, path: Path) -> None:
+        """Note a checkpoint that has just been written, and delete older ones."""
+        # A file that is written again is the newest.
+        self._written = [*(each for each in self._written if each != path), path]
+        while len(self._written) > self._keep_last:
             with suppress(OSError):  # the new file is written, which matters more
-                path.unlink()
+                self._written.pop(0).unlink()
 
 
 def check_kept(train_cfg: Mapping[str, Any]) -> None:
-    """Check ``keep_last`` and ``keep_best`` of a runner's config.
+    """Check ``keep_last`` of a runner's config, and refuse ``keep_best``, which is gone.
 
     Raises:
-        ValueError: If one is not valid, or ``keep_best`` has no effect.
+        ValueError: If ``keep_last`` is not valid, or ``keep_best`` is there.
     """
-    last, best = train_cfg.get("keep_last"), train_cfg.get("keep_best")
+    last = train_cfg.get("keep_last")
     if last is not None and (type(last) is not int or last < 1):
         raise ValueError(f"keep_last is {last!r}, expected an integer of at least 1 or None.")
-    if not isinstance(best, (bool, type(None))):
-        raise ValueError(f"keep_best is {best!r}, expected True or False.")
-    if best and last is None:
+    if "keep_best" in train_cfg:
         raise ValueError(
-            "keep_best is True and keep_last None, expected a number in keep_last: without it every"
-            " checkpoint is kept."
+            f"keep_best is {train_cfg['keep_best']!r}, expected no such key: the return of a"
+            " training does not tell the best policy. Keep more checkpoints by keep_last, and"
+            " compare them by rsl-tbptt evaluate."
         )

@@ -6,7 +6,6 @@ only those.
 
 from __future__ import annotations
 
-import statistics
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -50,14 +49,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
     """rsl_rl's runner with checkpoints that are complete, limited in number, and run no code.
 
     The run folder is checked before anything is built. Files are written completely or not at all,
-    and reading them runs no code. The runner reads two keys of ``train_cfg``:
-
-    - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files that
-      another process wrote, such as the one that this training resumes, are never deleted.
-    - ``keep_best``: whether to keep the checkpoint with the highest mean training return as well.
-      With held-out environments it is their ``held_out/return``. Otherwise it is taken over the
-      last 100 episodes before it was written, from the time when there are as many and each
-      environment has ended one in this process. Neither is an evaluation.
+    and reading them runs no code. The key ``keep_last`` of ``train_cfg`` is the number of newest
+    checkpoints to keep; None or absent keeps all. Files that another process wrote, such as the one
+    that this training resumes, are never deleted.
 
     Several ranks train on GPUs as with rsl_rl, and on a CPU by gloo.
 
@@ -77,8 +71,8 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         """Check everything that needs no runner, then build it. Arguments: see rsl_rl's runners.
 
         Raises:
-            ValueError: If ``log_dir`` cannot be written, ``keep_last`` or ``keep_best`` is not
-                valid, or a key is mistyped.
+            ValueError: If ``log_dir`` cannot be written, ``keep_last`` is not valid, or a key is
+                mistyped.
         """
         check_runner_keys(train_cfg)
         check_rnn_types(train_cfg)
@@ -88,14 +82,14 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if log_dir is not None:
             check_writable(log_dir)
             if (keep_last := train_cfg.get("keep_last")) is not None:
-                self._kept = KeptCheckpoints(keep_last, bool(train_cfg.get("keep_best")))
+                self._kept = KeptCheckpoints(keep_last)
         # A copy, since the algorithm turns off "check_for_nan" in it.
         super().__init__(env, dict(train_cfg), log_dir, device)
         self._log = self.logger.log
         self.logger.log = cast("Any", self._conclude_iteration)
         self._ranks = Ranks(together=self.is_distributed)
         self._resumed: dict[str, Any] | None = None
-        self._num_saved = self._end = self._start = 0
+        self._num_saved = self._end = 0
         self._is_in_own_folder = self._broke_off = False
 
     def _configure_multi_gpu(self) -> None:
@@ -137,10 +131,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             if self._signals.saves and self.gpu_global_rank == 0:
                 write_agent_config(self._given_cfg, Path(self.logger.log_dir or ""))
             self._num_saved = self.current_learning_iteration = self.num_iterations
-            self._start, self._end = (
-                self.num_iterations,
-                self.num_iterations + num_learning_iterations,
-            )
+            self._end = self.num_iterations + num_learning_iterations
             try:
                 # Not in `load`: if you play a policy, its random numbers and steps are your own.
                 goes_on = resume.restore(self, self._resumed)
@@ -277,23 +268,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if _is_in(self.logger.log_dir, path) and NUMBERED.fullmatch(Path(path).name):
             self._num_saved = self.num_iterations
             if self._kept is not None:
-                self._kept.add(Path(path), self._mean_return())
-
-    def _mean_return(self) -> float | None:
-        """Return the mean return of held-out environments; without any that of the newest episodes.
-
-        The latter is None while they are not typical: the shortest episodes end first. Until each
-        environment has ended one and the window is full, they are a biased selection, which looks
-        too good if most steps have a penalty.
-        """
-        held_out = getattr(self.alg, "held_out", None)
-        if held_out is not None and len(held_out.envs):
-            return held_out.mean_return
-        returns, lengths = self.logger.rewbuffer, self.logger.cur_episode_length
-        age = (self.num_iterations - self._start) * self.cfg["num_steps_per_env"]
-        if len(returns) < (returns.maxlen or 0) or bool((lengths >= age).any()):
-            return None
-        return statistics.mean(returns)
+                self._kept.add(Path(path))
 
     def load(
         self,
