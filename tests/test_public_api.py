@@ -15,17 +15,16 @@ PUBLIC = {
     "rsl_tbptt.extensions": "Extension OptionGroup",
     "rsl_tbptt.algorithms.replay": "Policy",
     "rsl_tbptt.core.rollout": "Samples",
-    "rsl_tbptt.models": "RecurrentModel CNNRNNModel SelectedTeachers",
+    "rsl_tbptt.models": "RecurrentModel CNNRNNModel",
     "rsl_tbptt.models.protocol": "WindowedModel",
     "rsl_tbptt.core.scan": "Cell register",
     "rsl_tbptt.runners": "TbpttDistillationRunner TbpttOnPolicyRunner",
     "rsl_tbptt.integrations.isaaclab": (
-        "TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg TbpttCnnRnnModelCfg "
-        "TbpttTeachersCfg TbpttTeacherCfg TbpttControllerCfg"
+        "TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg TbpttCnnRnnModelCfg TbpttControllerCfg"
     ),
     "rsl_tbptt.integrations.mjlab": (
         "TbpttDistillationRunnerCfg TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg "
-        "TbpttCnnRnnModelCfg TbpttTeachersCfg TbpttTeacherCfg TbpttControllerCfg "
+        "TbpttCnnRnnModelCfg TbpttControllerCfg "
         "TbpttMjlabDistillationRunner TbpttMjlabRecurrentRunner"
     ),
     "rsl_tbptt.deploy": "Policy",

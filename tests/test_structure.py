@@ -9,14 +9,14 @@ import pytest
 from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
-    "files, rsl_tbptt": 93,
-    "lines, rsl_tbptt": 11_310,
+    "files, rsl_tbptt": 92,
+    "lines, rsl_tbptt": 10_996,
     "lines, rsl_tbptt/tools": 2_841,
-    "lines, rsl_tbptt/algorithms": 3_739,
-    "lines, tests": 18_192,
+    "lines, rsl_tbptt/algorithms": 3_728,
+    "lines, tests": 17_784,
     "lines, scripts": 2_391,
     "lines, tasks": 1_700,
-    "words, manual": 16_949,
+    "words, manual": 16_837,
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""
@@ -118,7 +118,7 @@ def test_the_checks_can_fail(tmp_path, second):
     graph = imports(tmp_path)
     assert circle(graph)
     assert mutual(graph)
-    lower, higher = (f"{PACKAGE}.tools.{name}" for name in ("simulate.evaluate", "robot.export"))
+    lower, higher = (f"{PACKAGE}.tools.{name}" for name in ("simulate.play", "robot.export"))
     assert upward({lower: {higher}}) == {(lower, higher)}
     assert upward({higher: {lower}}) == set()
 

@@ -6,10 +6,8 @@ read. A checkpoint keeps the counter; the next training takes it over at its fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 
 COUNTER = "common_step_counter"
 STATE = "env_state"
@@ -34,14 +32,6 @@ class Curricula:
     def go_on_from(self, checkpoint: Mapping[str, Any]) -> None:
         """Let the next training begin at the stage of a checkpoint, of any release, as read."""
         self._begins_at = counted_steps(checkpoint)
-
-    def go_on_from_teachers(self, paths: Iterable[str]) -> None:
-        """Begin at the stage of the teacher in these files that has seen the fewest steps."""
-        if self._env is None:
-            return
-        files = [str(checkpoint_file(path)) for path in paths]
-        counted = [counted_steps(read_checkpoint(file, "cpu")) for file in files]
-        self._begins_at = min((steps for steps in counted if steps is not None), default=None)
 
     def begin_rollout(self) -> None:
         """Set the counter; not before, since a policy that only plays keeps its own."""

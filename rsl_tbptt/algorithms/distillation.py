@@ -26,6 +26,7 @@ from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience
 from rsl_tbptt.algorithms.teachers import Dagger, TeacherFile, TeacherLabels
 from rsl_tbptt.algorithms.undo import whole_or_nothing
 from rsl_tbptt.algorithms.weight_average import WeightAverage
+from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, clip_gradients, teacher_state_dict
@@ -35,7 +36,6 @@ from rsl_tbptt.core.rollout import ACTIONS, BEHAVIOR, BUFFER, NEWEST, Samples
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.extensions import Term
 from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
-from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 LAST_SHARE = 0.03
 """Share of the learning rate left at the end, so that a longer training continues to learn."""
@@ -126,7 +126,7 @@ class TbpttDistillation(Algorithm, Distillation):
         self.teacher_file = TeacherFile(teacher, path, storage.observations, ranks)
         num_actions = storage.privileged_actions.shape[-1]
         self._loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
-        self._labels = TeacherLabels(teacher, storage, self._loss.to_gaussian)
+        self._labels = TeacherLabels(storage, self._loss.to_gaussian)
         self.held_out = HeldOut(options, storage, ranks)
         """The environments that enter no loss."""
         trained = self.held_out.trained
@@ -233,8 +233,8 @@ class TbpttDistillation(Algorithm, Distillation):
                 if an option does not fit the environments, the teacher's file cannot be loaded, or
                 a runner's student has no distribution.
         """
-        if not self._started and (files := self.teacher_file.load()):
-            self.curricula.go_on_from_teachers(files)
+        if not self._started and (checkpoint := self.teacher_file.load()):
+            self.curricula.go_on_from(checkpoint)
         obs, step = self.begin_step(obs, self._check_training), self.storage.step
         if step == 0:
             self._dagger.begin_rollout()
@@ -485,7 +485,7 @@ class TbpttDistillation(Algorithm, Distillation):
 
     def stateful_models(self) -> dict[str, Any]:
         """Return all models with hidden states, by their roles in checkpoints."""
-        return {"student": self._raw_student, **models_by_role(self._raw_teacher)}
+        return {"student": self._raw_student, "teacher": self._raw_teacher}
 
     def running_state(self) -> dict[str, Any]:
         """Return values that only the continuation of running episodes needs, by name."""
@@ -575,7 +575,7 @@ class TbpttDistillation(Algorithm, Distillation):
         with self.transaction.undone_on_error():
             if strict and wants.get("teacher"):
                 parameters = teacher_state_dict(checkpoint, "The checkpoint")
-                check_teacher(self._raw_teacher, parameters, stored, *source)
+                check_fits(self._raw_teacher, parameters, "teacher", stored, *source)
             if wants.get("student"):
                 if strict:
                     student_state_dict(checkpoint)  # names what a file of PPO is for

@@ -15,12 +15,12 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.replay import Policy, observed_groups
 from rsl_tbptt.algorithms.teachers import TeacherFile
+from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.rollout import Samples
 from rsl_tbptt.extensions import Extension, OptionGroup, Term, count, positive
 from rsl_tbptt.models.controller import as_teacher, has_parameters, is_model, with_controllers
-from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 
 @dataclass(kw_only=True)
@@ -155,7 +155,7 @@ class Imitation(Extension):
                 f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
                 " construct_algorithm calls, before training starts."
             )
-        if not file.is_named:
+        if file.path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
                 " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
@@ -183,8 +183,8 @@ class Imitation(Extension):
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor
     ) -> torch.Tensor:
         """Clear the teacher's state in ended episodes."""
-        for model in self.stateful_models().values():
-            model.reset(dones.long())
+        if self.model is not None:
+            self.model.reset(dones.long())
         return rewards
 
     def labels(self) -> dict[str, Any]:
@@ -210,10 +210,6 @@ class Imitation(Extension):
         """Return the groups that the teacher reads."""
         stored = self.algorithm.storage.observations
         return set() if self.model is None else {*observed_groups(self.model, stored)}
-
-    def stateful_models(self) -> dict[str, Any]:
-        """Return the teacher, or several, each with its own state; none before it is set."""
-        return {} if self.model is None else models_by_role(self.model)
 
     def advance(self, metrics: dict[str, float]) -> None:
         """Advance the schedule, which waits while the critic alone is trained."""
@@ -254,7 +250,7 @@ class Imitation(Extension):
         file = self.teacher_file
         if file is not None and has_parameters(file.model) and parameters:
             stored = self.algorithm.storage.observations
-            check_teacher(file.model, parameters, stored, checkpoint or {})
+            check_fits(file.model, parameters, "teacher", stored, checkpoint or {})
             file.model.load_state_dict(parameters)
             file.is_loaded = True
 

@@ -458,7 +458,8 @@ class TbpttPPO(Algorithm, PPO):
 
     def stateful_models(self) -> dict[str, Any]:
         """Return all models with hidden states, by their roles in checkpoints."""
-        return {**self.models, **self.imitation.stateful_models()}
+        teacher: Any = self.imitation.model
+        return self.models if teacher is None else {**self.models, "teacher": teacher}
 
     def _read_groups(self) -> set[str]:
         return self.read_by(self.models.values())

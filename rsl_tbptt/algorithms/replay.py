@@ -467,12 +467,8 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
 
     Returns:
         The groups of rsl_rl's own models, including a CNN's images, and of a ``RecurrentModel``.
-        A model with its own forward pass or latent may read any group, so all are returned unless
-        its ``observed_groups`` names them.
+        A model with its own forward pass or latent may read any group, so all are returned.
     """
-    named: Any = getattr(model, "observed_groups", None)
-    if named is not None:
-        return list(named)
     shapes: Any = getattr(model, "group_shapes", None)
     if shapes is not None and parts_of(model) is not None:
         return list(shapes)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.checkpoints.describing import load_teacher
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import ACTIONS, STD, Labels
 from rsl_tbptt.extensions import OptionGroup, between, count
 from rsl_tbptt.models.controller import has_parameters
-from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher_file, load_teacher
 
 
 @dataclass(kw_only=True)
@@ -49,17 +50,15 @@ class TeacherOptions(OptionGroup):
 class TeacherLabels:
     """Labels each step during the rollout, so that a teacher with memory keeps its state."""
 
-    def __init__(self, teacher: MLPModel, storage: RolloutStorage, with_std: bool) -> None:
+    def __init__(self, storage: RolloutStorage, with_std: bool) -> None:
         """Prepare storage for the labels.
 
         Args:
-            teacher: The teacher, or several.
             storage: Storage of the rollouts.
             with_std: Whether labels include the standard deviation of the teacher's Gaussian.
         """
         self._storage = storage
         self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
-        self._name = f"teacher actions{getattr(teacher, 'why_nan', '')}"
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
         """Return the teacher's actions at a step, shape (N, A), for the storage.
@@ -82,37 +81,36 @@ class TeacherLabels:
 
     def recorded(self) -> dict[str, torch.Tensor]:
         """Return values that may be NaN, by their names in messages, shape (T, N, D) each."""
-        return {self._name: self._storage.privileged_actions}
+        return {"teacher actions": self._storage.privileged_actions}
 
 
 class TeacherFile:
     """A teacher whose file is read at the first step of a training.
 
-    Not before: a checkpoint for playing or resuming has brought the teacher, so neither its file
-    nor the files of several teachers are needed.
+    Not before: a checkpoint for playing or resuming has brought the teacher, so its file is not
+    needed.
     """
 
     def __init__(self, model: MLPModel, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
         """Keep the teacher and the file named in the config.
 
         Args:
-            model: The teacher, or several, which know their own files.
-            path: ``teacher_checkpoint``: file of a single teacher, or ``FOLDER/latest``.
+            model: The teacher.
+            path: ``teacher_checkpoint``: its file, or ``FOLDER/latest``.
             obs: Observations of any batch size.
             ranks: The processes that train together.
 
         Raises:
-            ValueError: If one file is named for several teachers, or for one without parameters.
+            ValueError: If a file is named for a teacher without parameters.
         """
-        check_teacher_file(model, path)
-        self.model, self._path, self._obs, self._ranks = model, path, obs, ranks
         self.is_loaded = not has_parameters(model)
         """Whether the teacher has its parameters, or needs none."""
-
-    @property
-    def is_named(self) -> bool:
-        """Whether there is a file to read."""
-        return self._path is not None or isinstance(self.model, SelectedTeachers)
+        if path is not None and self.is_loaded:
+            raise ValueError(
+                f"teacher_checkpoint is '{path}', expected None: the teacher, {model}, has no"
+                " parameters to load."
+            )
+        self.model, self.path, self._obs, self._ranks = model, path, obs, ranks
 
     def check(self) -> bool:
         """Return True if there is, or will be, a teacher.
@@ -120,7 +118,7 @@ class TeacherFile:
         Raises:
             ValueError: If not; rsl_rl's own error does not say how to name one.
         """
-        if not (self.is_loaded or self.is_named):
+        if not self.is_loaded and self.path is None:
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
                 " name the teacher's file as the algorithm's option teacher_checkpoint, or call"
@@ -130,18 +128,22 @@ class TeacherFile:
             )
         return True
 
-    def load(self) -> list[str]:
-        """Read the file unless the teacher has its parameters; return the files that were read.
+    def load(self) -> Mapping[str, Any] | None:
+        """Read the file on each rank, unless the teacher has its parameters.
+
+        Returns:
+            The file's checkpoint, None if it was not read.
 
         Raises:
-            ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
+            ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
         """
-        if self.is_loaded or not self.is_named:
-            return []
-        load_teacher(self.model, self._path, self._obs, self._ranks)
+        if self.is_loaded or self.path is None:
+            return None
+        read = partial(load_teacher, self.model, self.path, self._obs)
+        with torch.inference_mode(False):  # the runner's rollout disables gradients
+            checkpoint = self._ranks.run_together(read)
         self.is_loaded = True
-        model: Any = self.model
-        return model.files if isinstance(model, SelectedTeachers) else [str(self._path)]
+        return checkpoint
 
 
 class Dagger:
@@ -198,7 +200,7 @@ class Dagger:
     def mix(self, actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A).
 
-        A label that is not finite, as without a selected teacher, is never executed.
+        A label that is not finite is never executed.
         """
         if self._teacher_acts is None:
             return actions

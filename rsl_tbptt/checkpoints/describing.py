@@ -20,8 +20,8 @@ from rsl_rl.utils import resolve_nn_activation
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.checkpoints.reading import check_matches
-from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.checkpoints.reading import check_matches, checkpoint_file, read_checkpoint
+from rsl_tbptt.compat.versions import MLPModel, resolve_callable, teacher_state_dict
 from rsl_tbptt.files import AGENT, complete, read_config
 
 _TRAINED_AS = {
@@ -52,14 +52,8 @@ def describe_all(
     Returns:
         See ``describe``.
     """
-
-    def config_of(role: str) -> Any:
-        config: Any = configs
-        for key in role.split("."):  # one of several teachers is nested deeper
-            config = config.get(key) if isinstance(config, Mapping) else None
-        return config
-
-    return {role: describe(model, obs, config_of(role)) for role, model in models.items()}
+    known = configs or {}
+    return {role: describe(model, obs, known.get(role)) for role, model in models.items()}
 
 
 def describe(
@@ -155,7 +149,7 @@ def check_fits(
     Args:
         model: The model to load into.
         state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
-        role: "teacher", "student", "actor" or "critic", or the role of one of several teachers.
+        role: "teacher", "student", "actor" or "critic".
         obs: Observations of any batch size.
         checkpoint: The checkpoint.
         path: Its path, or None if it is unknown.
@@ -179,6 +173,48 @@ def check_fits(
     images = getattr(model, "obs_groups_2d", ())  # encoders are named after their groups
     groups = {name: shape for name, shape in trained["obs_groups"].items() if name not in images}
     _check_groups(ours["obs_groups"], groups, role, source)
+
+
+def load_teacher(model: MLPModel, path: str, obs: TensorDict) -> Mapping[str, Any]:
+    """Load a teacher from its file, after checking that it fits.
+
+    If the model has the form of a distillation's student, it becomes that student, with a warning.
+
+    Args:
+        model: The teacher.
+        path: The file of PPO or distillation, or ``FOLDER/latest``.
+        obs: Observations of any batch size.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        ValueError: If the file is missing, damaged or does not fit, or if the student and the
+            teacher in it both fit. Nothing is changed then.
+    """
+    path = str(checkpoint_file(path))
+    checkpoint = trained = read_checkpoint(path, next(model.parameters()).device)
+    student, form = checkpoint.get("student_state_dict", {}), _form(model.state_dict())
+    if _form(student) != form:
+        state_dict = teacher_state_dict(checkpoint, f"The checkpoint '{path}'")
+    elif _form(checkpoint.get("teacher_state_dict", {})) == form:
+        raise ValueError(
+            f"The checkpoint '{path}' holds a student and a teacher, and the teacher has the form"
+            " of both, expected one of them: save the one that should teach as 'actor_state_dict'"
+            " in a file of its own."
+        )
+    else:
+        warnings.warn(f"The teacher is the student in '{path}', whose form it has.", stacklevel=2)
+        models = checkpoint.get("rsl_tbptt", {}).get("models", {})
+        described = {"teacher": models["student"]} if "student" in models else {}
+        trained, state_dict = {"rsl_tbptt": {"models": described}}, student
+    check_fits(model, state_dict, "teacher", obs, trained, path)
+    model.load_state_dict(state_dict)
+    return checkpoint
+
+
+def _form(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in state_dict.items()}
 
 
 def _check_groups(
@@ -210,7 +246,7 @@ def _trained_with(
     role: str, checkpoint: Mapping[str, Any], path: str | None
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the description of a role's model in its training, if there is one, and its source."""
-    names = _TRAINED_AS.get(role) or (role, *_TRAINED_AS["teacher"])  # one of several teachers
+    names = _TRAINED_AS[role]
     recorded = checkpoint.get("rsl_tbptt", {}).get("models", {})
     for name in names:
         if name in recorded:

@@ -128,6 +128,8 @@ def modules_of_extension(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
     """Return the setting of the model's config that has to change for the key to agree."""
+    if key.startswith("teachers."):
+        return "several teachers are a controller of your own now, with which the file loads."
     if key.startswith("distribution"):
         verb = "set" if in_checkpoint else "remove"
         return f"{verb} distribution_cfg in the {role}'s config, as when it was trained."

@@ -8,7 +8,6 @@ Isaac Lab 2.3 the import registers the algorithms in rsl_rl 3.1.2; ``loss_type="
 
 from __future__ import annotations
 
-import copy
 import importlib
 from dataclasses import MISSING
 from typing import Any
@@ -28,20 +27,8 @@ except ImportError as error:
         "with Isaac Sim: import this in its Python, after its AppLauncher."
     ) from error
 
-
-def _of_teacher(cfg: Any) -> Any:
-    """Return a model's config without the fields that Isaac Lab has for older releases of rsl_rl.
-
-    Its script removes them from a role's config, but not from those within another config.
-    """
-    cfg = copy.deepcopy(cfg)
-    for name in ("stochastic", "init_noise_std", "noise_std_type", "state_dependent_std"):
-        vars(cfg).pop(name, None)
-    return cfg
-
-
 if rsl_rl_era() == MODELS_ERA:
-    from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg
+    from isaaclab_rl.rsl_rl import RslRlCNNModelCfg
 
     _MODULE = "rsl_tbptt.algorithms:"
     _REQUIRED: Any = MISSING
@@ -64,45 +51,6 @@ if rsl_rl_era() == MODELS_ERA:
 
         image_scale: float = 1.0
         """Factor of images before their CNN: 1 / 255 for bytes."""
-
-    @configclass
-    class TbpttTeacherCfg:
-        """One of several teachers; see :class:`TbpttTeachersCfg`."""
-
-        cfg: RslRlMLPModelCfg = _REQUIRED
-        """The model's config: the ``actor`` of the config that it was trained with."""
-
-        checkpoint: str | None = None
-        """File of PPO or distillation with its parameters; read when training starts."""
-
-        obs_groups: list[str] | None = None
-        """Groups that it observes; None takes ``obs_groups["teacher"]`` of the runner's config."""
-
-        def __post_init__(self) -> None:
-            """Remove fields that the model does not take."""
-            self.cfg = _of_teacher(self.cfg)
-
-    @configclass
-    class TbpttTeachersCfg:
-        """Options of :class:`rsl_tbptt.models.SelectedTeachers`; not with Isaac Lab 2.3.
-
-        Use it as the ``teacher`` of a distillation's config.
-        """
-
-        class_name: str = "rsl_tbptt.models:SelectedTeachers"
-        """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
-
-        selector: str = _REQUIRED
-        """Observation group with the number of each environment's teacher, or a function's name."""
-
-        teachers: dict[str, TbpttTeacherCfg] = _REQUIRED
-        """The teachers by name; a teacher's number is its place, from 0 on."""
-
-        distribution_cfg: None = None
-        """Not used; Isaac Lab's script looks for it in every model's config."""
-
-        stochastic: bool = False
-        """Not used either; it does not reach the model."""
 
     @configclass
     class TbpttControllerCfg:
@@ -148,6 +96,11 @@ class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
     """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class only."""
 
     def __post_init__(self) -> None:
-        """Accept the config of one teacher or several as ``teacher_cfg``, too."""
-        if self.teacher_cfg is not None and not isinstance(self.teacher_cfg, dict):
-            self.teacher_cfg = _of_teacher(self.teacher_cfg).to_dict()
+        """Accept a config class as ``teacher_cfg``, too.
+
+        Isaac Lab's script removes the fields for older releases of rsl_rl from a role's config, but
+        not from this one.
+        """
+        if to_dict := getattr(self.teacher_cfg, "to_dict", None):
+            old = {"stochastic", "init_noise_std", "noise_std_type", "state_dependent_std"}
+            self.teacher_cfg = {k: v for k, v in to_dict().items() if k not in old}

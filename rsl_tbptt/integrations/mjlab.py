@@ -81,34 +81,6 @@ class TbpttCnnRnnModelCfg(RslRlModelCfg):
 
 
 @dataclass
-class TbpttTeacherCfg:
-    """One of several teachers; see :class:`TbpttTeachersCfg`."""
-
-    cfg: RslRlModelCfg = field(default_factory=RslRlModelCfg)
-    """The model's config: the ``actor`` of the config that it was trained with."""
-
-    checkpoint: str | None = None
-    """File of PPO or distillation with its parameters; read when training starts."""
-
-    obs_groups: tuple[str, ...] | None = None
-    """Groups that it observes; None takes ``obs_groups["teacher"]`` of the runner's config."""
-
-
-@dataclass
-class TbpttTeachersCfg:
-    """Options of :class:`rsl_tbptt.models.SelectedTeachers`, in place of a teacher's config."""
-
-    selector: str
-    """Observation group with the number of each environment's teacher, or a function's name."""
-
-    teachers: dict[str, TbpttTeacherCfg]
-    """The teachers by name; a teacher's number is its place, from 0 on."""
-
-    class_name: str = "rsl_tbptt.models:SelectedTeachers"
-    """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
-
-
-@dataclass
 class TbpttControllerCfg:
     """A teacher that is a controller. Subclass it to add arguments."""
 
@@ -140,14 +112,14 @@ class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
     )
     """The student. It acts with its distribution's noise while data is collected."""
 
-    teacher: RslRlModelCfg | TbpttTeachersCfg | TbpttControllerCfg = field(
+    teacher: RslRlModelCfg | TbpttControllerCfg = field(
         default_factory=lambda: RslRlModelCfg(
             distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0}
         )
     )
     """The teacher: the ``actor`` of the config that it was trained with, including distribution.
 
-    It may also be several teachers, or a controller.
+    It may also be a controller.
     """
 
     algorithm: TbpttDistillationAlgorithmCfg = field(default_factory=TbpttDistillationAlgorithmCfg)
@@ -165,7 +137,7 @@ class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
 
     def __post_init__(self) -> None:
-        """Accept the config of one teacher or several as ``teacher_cfg``, too."""
+        """Accept a config class as ``teacher_cfg``, too."""
         if self.teacher_cfg is not None and not isinstance(self.teacher_cfg, dict):
             self.teacher_cfg = model_arguments(asdict(self.teacher_cfg))
 
@@ -308,15 +280,11 @@ def model_arguments(model_cfg: dict[str, Any]) -> dict[str, Any]:
     """Remove from a model's config the fields that mjlab's config class has for other models.
 
     Args:
-        model_cfg: A ``RslRlModelCfg`` as a dictionary, or the config of teachers or a controller.
+        model_cfg: A ``RslRlModelCfg`` as a dictionary, or the config of a controller.
 
     Returns:
         ``"class_name"`` and the arguments of that class.
     """
-    if "teachers" in model_cfg:
-        teachers = model_cfg["teachers"].items()
-        own = {name: {**each, "cfg": model_arguments(each["cfg"])} for name, each in teachers}
-        return {**model_cfg, "teachers": own}
     unset = {name for name in ("cnn_cfg", "distribution_cfg") if model_cfg.get(name) is None}
     if model_cfg.get("rnn_type") is None:
         unset |= {"rnn_type", "rnn_hidden_dim", "rnn_num_layers"}

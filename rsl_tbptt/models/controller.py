@@ -16,21 +16,11 @@ from rsl_tbptt.compat.versions import OWN_MODELS, resolve_callable
 from rsl_tbptt.core.hidden_state import HiddenState
 
 
-class Untrained(nn.Module):
-    """What rsl_rl asks of trained models only."""
-
-    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
-        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
-
-    def update_normalization(self, obs: TensorDict) -> None:
-        """Do nothing: teachers keep the statistics of their training."""
-
-
-class Controller(Untrained):
+class Controller(nn.Module):
     """A controller behind rsl_rl's model interface; it has no parameters, whatever is inside.
 
-    So no checkpoint is needed for it, and none contains it. A function has no state and may see any
-    rows; an object sees all environments at every step, and has ``reset`` if it has a state.
+    So no checkpoint is needed for it, and none contains it. It sees all environments at every step,
+    and has ``reset`` if it has a state.
     """
 
     distribution = None
@@ -58,8 +48,6 @@ class Controller(Untrained):
             )
         self._controller = (controller,)  # a tuple, so that its networks are not submodules
         self._num_actions, self._tried = num_actions, False
-        self.is_recurrent = not inspect.isroutine(function)
-        """Whether it may have a state."""
 
     def extra_repr(self) -> str:
         """Return the name that torch prints."""
@@ -77,7 +65,7 @@ class Controller(Untrained):
 
         Args:
             obs: All observation groups, batch size (N,).
-            masks: Unused: teachers are not trained.
+            masks: Unused: a teacher is not trained.
             hidden_state: Unused.
             stochastic_output: Unused.
 
@@ -110,6 +98,12 @@ class Controller(Untrained):
         """Return None: its state is its own."""
         return None
 
+    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
+        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
+
+    def update_normalization(self, obs: TensorDict) -> None:
+        """Do nothing: it has no statistics."""
+
 
 def is_model(model: Any) -> bool:
     """Return whether a model, or its class, follows rsl_rl's interface; others are controllers."""
@@ -140,17 +134,9 @@ def with_controllers(cfg: Mapping[str, Any], env: Any) -> dict[str, Any]:
     they name ``env``.
 
     Args:
-        cfg: Config of a teacher, or of several.
+        cfg: Config of a teacher.
         env: The runner's environment.
     """
-    if isinstance(cfg.get("teachers"), Mapping):
-        teachers = {
-            name: {**teacher, "cfg": with_controllers(teacher["cfg"], env)}
-            if "cfg" in teacher
-            else teacher
-            for name, teacher in cfg["teachers"].items()
-        }
-        return {**cfg, "teachers": teachers}
     named: Any = resolve_callable(cfg["class_name"])
     if is_model(named):
         return {**cfg}

@@ -116,7 +116,7 @@ def _restore_episodes(runner: Any, state: Mapping[str, Any]) -> bool:
         return False
     runner.env.load_state_dict(state["environment"])  # first, as it may raise
     for role, model in _models(runner.alg).items():
-        tensors = state["hidden_states"].get(role, ())  # older checkpoints lack some teachers
+        tensors = state["hidden_states"].get(role, ())  # older checkpoints lack PPO's teacher
         model.reset(hidden_state=hidden_state.from_tensors(tensors))
     if isinstance(runner.alg, Algorithm):
         runner.alg.resume(state)
@@ -156,7 +156,7 @@ def readable(value: Any, name: str) -> Any:
 
 
 def _models(algorithm: Any) -> dict[str, Any]:
-    """Return the models whose hidden states continue, by role; several teachers separately."""
+    """Return the models whose hidden states continue, by role."""
     if isinstance(algorithm, Algorithm):
         return algorithm.stateful_models()
     return {role: getattr(algorithm, role) for role in MODELS if hasattr(algorithm, role)}

@@ -4,7 +4,6 @@ rsl_rl's own runners train here, as in Isaac Lab.
 """
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,19 +43,12 @@ class Bare(RecallEnv):
 
 
 def trained(
-    folder,
-    algorithm,
-    load=None,
-    *,
-    sees="policy",
-    env_class: type[RecallEnv] = Counting,
-    teacher=MLP,
-    **options,
+    folder, algorithm, load=None, *, sees="policy", env_class: type[RecallEnv] = Counting, **options
 ):
     """Train for two iterations, from a checkpoint if one is named; return the environment."""
     models: Any = {
         "student": LSTM,
-        "teacher": teacher,
+        "teacher": MLP,
         "actor": LSTM if sees == "policy" else MLP,
         "critic": {**MLP, "distribution_cfg": None},
     }
@@ -83,10 +75,6 @@ def trained(
     return env
 
 
-def first_teacher(obs):
-    return torch.zeros(len(obs))
-
-
 def counter(folder, iteration):
     checkpoint = torch.load(folder / f"model_{iteration}.pt", weights_only=True)
     return checkpoint["rsl_tbptt"]["env_state"]["common_step_counter"]
@@ -111,23 +99,6 @@ def test_a_resume_goes_on_and_students_and_fine_tuning_too(teacher, tmp_path):
     assert resumed.common_step_counter == 6 * STEPS
     tuned = trained(tmp_path / "tuned", PPO, student)
     assert tuned.common_step_counter == 6 * STEPS
-
-
-def test_of_several_teachers_the_youngest_sets_the_stage(teacher, tmp_path):
-    longer = Path(teacher).with_name("model_8.pt")
-    checkpoint = torch.load(teacher, weights_only=True)
-    checkpoint["rsl_tbptt"]["env_state"]["common_step_counter"] = 9 * STEPS
-    torch.save(checkpoint, longer)
-    files = {"old": str(longer), "young": teacher}
-    several = {
-        "class_name": "rsl_tbptt.models:SelectedTeachers",
-        "selector": first_teacher,
-        "teachers": {
-            name: {"cfg": copy.deepcopy(MLP), "checkpoint": path} for name, path in files.items()
-        },
-    }
-    env = trained(tmp_path / "student", STUDENT, teacher=several)
-    assert env.common_step_counter == 4 * STEPS
 
 
 def test_without_a_counter_nothing_is_kept(teacher, tmp_path):

@@ -102,6 +102,11 @@ def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(
     ("build", "checkpoint", "message"),
     [
         (make, lambda: make(student="gru").save(), r"'rnn\..* for the student"),
+        (
+            make,
+            lambda: {**make().save(), "teacher_state_dict": {"teachers.walk.mlp.0.bias": None}},
+            r"'teachers\.walk.* lacks: several teachers are a controller of your own now",
+        ),
         (reinforcing, lambda: {"infos": {}}, "lacks 'actor_state_dict', it holds"),
         (
             reinforcing,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import isaaclab_tasks  # noqa: F401
-import torch
 import yaml
 from isaaclab.utils import configclass, to_dict
 from isaaclab.utils.io import dump_yaml
@@ -32,16 +30,13 @@ import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttControllerCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttPpoAlgorithmCfg,
-    TbpttTeacherCfg,
-    TbpttTeachersCfg,
 )
-from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
+from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.controller import with_controllers
 from rsl_tbptt.tools.platforms import Trained, load_platform
 
@@ -146,51 +141,6 @@ def test_the_model_of_a_config_has_a_cnn_and_memory():
 
 GAUSSIAN = RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0)
 MLP = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN)
-TEACHERS: Any = TbpttTeachersCfg(
-    selector="skill",
-    teachers={
-        "walk": TbpttTeacherCfg(cfg=MLP, checkpoint="walk/model_1499.pt", obs_groups=["state"]),
-        "climb": TbpttTeacherCfg(cfg=MLP, checkpoint="climb/model_2999.pt", obs_groups=["policy"]),
-    },
-)
-
-
-@configclass
-class SkillsCfg(RslRlDistillationRunnerCfg):
-    """The agent's config of a task with several teachers."""
-
-    student = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
-    teacher = TEACHERS
-    algorithm = TbpttDistillationAlgorithmCfg()
-
-
-def through_isaaclabs_script(cfg, **teacher):
-    """Return a config after overrides of its teacher, and changes for older releases of rsl_rl."""
-    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
-    for name, value in teacher.items():
-        *path, last = name.split("__")
-        reduce(dict.__getitem__, path, overrides["teacher"])[last] = value
-    cfg.from_dict(overrides)
-    return handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
-
-
-def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
-    """This covers overrides, changes for older releases of rsl_rl, and the file that it writes."""
-    cfg = SkillsCfg(obs_groups={"student": ["policy"], "teacher": ["state"]})
-    climb = {"teachers__climb__checkpoint": "other.pt", "teachers__climb__cfg__hidden_dims": [7]}
-    cfg = through_isaaclabs_script(cfg, **climb)
-    dump_yaml(str(tmp_path / "agent.yaml"), cfg)
-    model_class, options = handed_on(cfg.teacher)
-    obs = make_obs(2)
-    obs["skill"] = torch.tensor([[1.0], [0.0]])
-    teachers = model_class(obs, cfg.obs_groups, "teacher", 3, **options)
-    assert isinstance(teachers, SelectedTeachers)
-    assert [*teachers.teachers] == ["walk", "climb"]
-    assert teachers.obs_groups == ["state", "policy"]
-    networks: Any = teachers.teachers
-    assert [each.mlp[0].out_features for each in networks.values()] == [8, 7]
-    written = read_config(tmp_path / "agent.yaml")
-    assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
 
 
 @configclass
@@ -201,10 +151,22 @@ class PlaybackCfg(TbpttControllerCfg):
     actions: tuple = (0.1,)
 
 
-def test_a_controller_passes_through_isaaclabs_script():
+@configclass
+class ControlledCfg(RslRlDistillationRunnerCfg):
+    """The agent's config of a task whose teacher is a controller."""
+
+    student = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
     teacher: Any = PlaybackCfg()
-    cfg = SkillsCfg(obs_groups={"student": ["policy"]}, teacher=teacher)
-    cfg = through_isaaclabs_script(cfg, actions=(0.7,))
+    algorithm = TbpttDistillationAlgorithmCfg()
+
+
+def test_a_controller_passes_through_isaaclabs_script():
+    """This covers overrides, and changes for older releases of rsl_rl."""
+    cfg = ControlledCfg(obs_groups={"student": ["policy"]})
+    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
+    overrides["teacher"]["actions"] = (0.7,)
+    cfg.from_dict(overrides)
+    cfg = handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
     env: Any = SimpleNamespace(num_envs=2)
     model_class, options = resolve_class(with_controllers(to_dict(cfg.teacher), env))
     obs = make_obs(2)
@@ -212,16 +174,14 @@ def test_a_controller_passes_through_isaaclabs_script():
     assert model(obs).flatten().tolist() == pytest.approx([0.7] * 2)
 
 
-@pytest.mark.parametrize(("given", "kind"), [(MLP, MLPModel), (TEACHERS, SelectedTeachers)])
-def test_ppo_takes_the_config_of_its_teacher(given, kind):
-    cfg = TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5)
-    obs = make_obs(2)
-    obs["skill"] = torch.tensor([[1.0], [0.0]])
+def test_ppo_takes_the_config_of_its_teacher():
+    model: Any = MLP
+    cfg = TbpttPpoAlgorithmCfg(teacher_cfg=model, teacher_coef=0.5)
     env: Any = SimpleNamespace(num_actions=3)
     runner = {"obs_groups": {"teacher": ["state"]}}
-    teacher = build_teacher(obs, env, runner, handed_on(cfg)[1]["teacher_cfg"], "cpu")
-    assert isinstance(teacher, kind)
-    assert "stochastic" in vars(given)
+    teacher = build_teacher(make_obs(2), env, runner, handed_on(cfg)[1]["teacher_cfg"], "cpu")
+    assert isinstance(teacher, MLPModel)
+    assert "stochastic" in vars(MLP)
 
 
 def test_the_tools_read_agents_also_without_isaac_labs_shim_for_old_configs(monkeypatch):

@@ -30,8 +30,6 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttMjlabDistillationRunner,
     TbpttMjlabRecurrentRunner,
     TbpttPpoAlgorithmCfg,
-    TbpttTeacherCfg,
-    TbpttTeachersCfg,
     model_arguments,
 )
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -246,35 +244,6 @@ def test_the_memory_of_a_policy_is_cleared_where_an_episode_starts(runner, env):
         second = policy(obs)
     torch.testing.assert_close(second[:3], first[:3])
     assert not torch.isclose(second[3:], first[3:]).any(dim=-1).all()
-
-
-class MjlabSkills(MjlabRecall):
-    """The task of two teachers, who take turns."""
-
-    def get_observations(self):
-        obs = super().get_observations()
-        obs["skill"] = (self.episode_length_buf % 2).float().unsqueeze(-1)
-        return obs
-
-
-def test_several_teachers_of_the_command_line_reach_the_runner():
-    model = RslRlModelCfg(hidden_dims=(8,), **SAMPLES)
-    default = runner_cfg(
-        teacher=TbpttTeachersCfg(
-            selector="nothing",
-            teachers={
-                "tell": TbpttTeacherCfg(cfg=model),
-                "guess": TbpttTeacherCfg(cfg=model, obs_groups=("policy",)),
-            },
-        )
-    )
-    words = ["--teacher.selector", "skill", "--teacher.teachers.guess.cfg.hidden-dims", "(7,)"]
-    cfg = of_command_line(default, *words, "--teacher.teachers.guess.checkpoint", "guess.pt")
-    runner = TbpttMjlabDistillationRunner(MjlabSkills(6, 4), dataclasses.asdict(cfg))
-    teachers = runner.alg.teacher.teachers
-    assert [each.mlp[0].out_features for each in teachers.values()] == [8, 7]
-    with pytest.raises(ValueError, match=r"teacher\.teachers\.tell\.checkpoint is None"):
-        runner.learn(1)
 
 
 @dataclasses.dataclass

@@ -116,30 +116,6 @@ def test_arguments_come_from_the_config_and_a_callable_may_be_given():
     assert labels_of(runner).unique().tolist() == [-3.0, 0.0, 3.0]
 
 
-def several(teacher: str, **options: Any) -> dict[str, Any]:
-    """Return the config of two controllers; the first tells where the cue is asked."""
-    teachers = {
-        "tell": {"cfg": {"class_name": NAMED + teacher}, **options},
-        "play": {"cfg": {"class_name": NAMED + "Playback"}},
-    }
-    skills = {"class_name": "rsl_tbptt.models:SelectedTeachers", "selector": select}
-    return {**skills, "teachers": teachers}
-
-
-def test_one_of_several_teachers_may_be_a_controller(tmp_path):
-    runner = distilling(several("expert"))
-    labels = labels_of(runner)
-    assert set(labels.unique().tolist()) > {-1.0, 1.0}
-    save_untrained(runner, tmp_path / "model.pt")
-    resumed = distilling(several("expert"))
-    resumed.load(str(tmp_path / "model.pt"))
-    resumed.learn(1)
-
-
-def select(obs):
-    return obs["privileged"][:, 1] == 0  # "tell" where the cue is asked
-
-
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
@@ -154,17 +130,17 @@ def test_a_faulty_controller_is_refused(teacher, message):
         distilling(teacher).learn(1)
 
 
-@pytest.mark.parametrize(
-    ("option", "make"),
-    [
-        ("teacher_checkpoint", lambda: distilling("expert", teacher_checkpoint="x.pt")),
-        ("teacher_checkpoint", lambda: imitating("expert", teacher_checkpoint="x.pt")),
-        ("teachers.tell.checkpoint", lambda: distilling(several("Rule", checkpoint="x.pt"))),
-    ],
-)
-def test_a_file_for_a_teacher_without_parameters_is_refused(option, make):
-    with pytest.raises(ValueError, match=rf"{option} is 'x\.pt', expected None: the teach"):
-        make()
+@pytest.mark.parametrize("make", [distilling, imitating])
+@pytest.mark.parametrize("teacher", ["expert", "Rule"])
+def test_a_file_for_a_teacher_without_parameters_is_refused(teacher, make):
+    with pytest.raises(ValueError, match=r"teacher_checkpoint is 'x\.pt', expected None: the"):
+        make(teacher, teacher_checkpoint="x.pt")
+
+
+def test_several_teachers_of_earlier_releases_are_refused_by_name():
+    teacher = {"class_name": "rsl_tbptt.models:SelectedTeachers", "selector": "s", "teachers": {}}
+    with pytest.raises(ImportError, match=r"SelectedTeachers is gone: .* controller of your own"):
+        distilling(teacher)
 
 
 def test_students_of_networks_and_controllers_continue_with_the_other(tmp_path):

@@ -99,21 +99,8 @@ def fill_with_held_frames(algorithm: Any, seed: int, on_step: Any = None) -> Non
     roll_out(algorithm, seed, on_step=change)
 
 
-def without_random_numbers(model: Any) -> Any:
-    """Let a model draw no random numbers, so that other results depend on none of its draws."""
-    forward = model.forward
-
-    def forked(*args: Any, **kwargs: Any) -> Any:
-        with torch.random.fork_rng(devices=[]):
-            return forward(*args, **kwargs)
-
-    model.forward = forked
-    return model
-
-
 def _distillation_cases() -> dict[str, Case]:
     from rsl_tbptt.algorithms import TbpttDistillation
-    from support import several_teachers
     from support.helpers import MODELS, absolute_error, make_distillation, roll_out
 
     def case(fill: Callable[..., None] = roll_out, **options: Any) -> Case:
@@ -129,10 +116,6 @@ def _distillation_cases() -> dict[str, Case]:
             return make_distillation(TbpttDistillation, NUM_STEPS, num_envs, **chosen)
 
         return Case(build, fill)
-
-    def of_several_teachers(**others: Any) -> Any:
-        config = several_teachers.save_teachers(Path(FOLDER.name), ["walk", "trot", "hop"])
-        return several_teachers.make(config, **{"scan_engine": "reference", **BUFFER, **others})
 
     options = {
         **{f"student-{kind}": {"student": kind} for kind in (*MODELS, "sru", "stepwise")},
@@ -173,14 +156,11 @@ def _distillation_cases() -> dict[str, Case]:
         "gating-mirror": {"extensions": [GATING, MIRROR], "num_micro_batches": 2},
         "frames-buffer": {"student": "cnn-gru", "fill": fill_with_held_frames, **BUFFER},
     }
-    named = {f"distillation-{name}": case(**chosen) for name, chosen in options.items()}
-    named["distillation-several-teachers"] = Case(of_several_teachers, roll_out)
-    return named
+    return {f"distillation-{name}": case(**chosen) for name, chosen in options.items()}
 
 
 def _ppo_cases() -> dict[str, Case]:
     from rsl_tbptt.algorithms import TbpttPPO
-    from support import several_teachers
     from support.fine_tuning import distilled, make_pulled
     from support.helpers import MODELS, make_ppo, rnd_cfg, roll_out
     from support.imitation import make_imitating, teacher_file
@@ -221,13 +201,6 @@ def _ppo_cases() -> dict[str, Case]:
             return make_imitating(path, **{"scan_engine": "reference", **options, **others})
 
         return Case(build, roll_out)
-
-    def of_several_teachers(**others: Any) -> Any:
-        config = several_teachers.save_teachers(Path(FOLDER.name), ["walk", "trot"])
-        algorithm = make_pulled(**{"scan_engine": "reference", **others})
-        teachers = several_teachers.select(config, several_teachers.by_sign, 4)
-        algorithm.set_teacher(without_random_numbers(teachers))
-        return algorithm
 
     def fill_with_final_observations(algorithm: Any, seed: int, **hooks: Any) -> None:
         process = algorithm.process_env_step
@@ -284,7 +257,6 @@ def _ppo_cases() -> dict[str, Case]:
     named["ppo-imitating-mse-mlp"] = imitating(
         teacher_loss="mse", teacher="mlp", models=("gru", "gru"), auxiliary=HEADS
     )
-    named["ppo-several-teachers"] = Case(of_several_teachers, roll_out)
     return named
 
 

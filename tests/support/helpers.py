@@ -60,11 +60,7 @@ def make_obs(
 
 def obs_like(storage: RolloutStorage, generator: torch.Generator) -> TensorDict:
     """Return random observations of the groups that a storage has been made for."""
-    obs = make_obs(storage.num_envs, generator, images="camera" in storage.observations)
-    if "skill" in storage.observations:  # which of several teachers is asked
-        skill = torch.randint(3, (storage.num_envs, 1), generator=generator)
-        obs["skill"] = skill.to(storage.observations["skill"].dtype)
-    return obs
+    return make_obs(storage.num_envs, generator, images="camera" in storage.observations)
 
 
 def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) -> MLPModel:

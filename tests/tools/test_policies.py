@@ -76,7 +76,7 @@ DETOURS = [
     "rsl_rl.models.mlp_model.torch.nn.Sequential",
     "rsl_rl.utils.utils:importlib.import_module",
     "rsl_tbptt.tools.commands.cli:main",
-    "rsl_tbptt.models:SelectedTeachers",
+    "rsl_tbptt.models.controller:Controller",
     "rsl_rl.runners:OnPolicyRunner",
     "resolve_callable",
     "rsl_rl./models:x",

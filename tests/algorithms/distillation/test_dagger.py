@@ -79,3 +79,16 @@ def test_the_share_falls_linearly_over_the_updates(last_update, counts):
         roll_out(algorithm, seed)
         assert teacher_envs(algorithm).sum() == count
         assert algorithm.update()["teacher_action_share"] == pytest.approx(count / NUM_ENVS)
+
+
+def test_a_label_that_is_nan_is_not_executed():
+    algorithm, executed = make(share=1.0), []
+
+    def spoil(step, obs):
+        obs["state"][3] = float("nan")
+
+    act = algorithm.act
+    algorithm.act = lambda obs: executed.append(act(obs)) or executed[-1]
+    roll_out(algorithm, 0, on_step=spoil)
+    assert algorithm.storage.privileged_actions[:, 3].isnan().all()
+    assert torch.stack(executed).isfinite().all()

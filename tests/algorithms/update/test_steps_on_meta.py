@@ -16,7 +16,7 @@ from rsl_tbptt.core import scan
 
 pytestmark = EXPECTED_WARNINGS
 
-FROM_FILES = {"imitating", "fine", "pulled", "teachers"}
+FROM_FILES = {"imitating", "fine", "pulled"}
 NAMES = [name for name in RECORDED if FROM_FILES.isdisjoint(name.split("-"))]
 READ = torch.Tensor.__bool__
 

@@ -316,16 +316,15 @@ def test_the_search_takes_no_more_memory_than_an_update(name, monkeypatch):
 
 @pytest.mark.parametrize("is_input", [True, False])
 def test_a_group_without_columns_is_searched_too(is_input):
-    """A selector of teachers may be one number per environment."""
     values = torch.zeros(T, N)
     values[3, 2] = NAN
     group = values if is_input else torch.zeros(T, N)
-    obs = TensorDict({"selector": group}, batch_size=[T, N])
+    obs = TensorDict({"one": group}, batch_size=[T, N])
     source = find_source(
         obs,
-        Inputs(["selector"], {}),
-        lambda: (obs["selector"] * values).sum().backward(),
+        Inputs(["one"], {}),
+        lambda: (obs["one"] * values).sum().backward(),
         Ranks(together=False),
     )
-    kind = "observation group 'selector'" if is_input else "the gradients"
+    kind = "observation group 'one'" if is_input else "the gradients"
     assert str(source).startswith(f"met NaN or inf in {kind} of environments [2]")
