@@ -13,10 +13,10 @@ LIMITS = {
     "lines, rsl_tbptt": 10_996,
     "lines, rsl_tbptt/tools": 2_841,
     "lines, rsl_tbptt/algorithms": 3_728,
-    "lines, tests": 17_784,
+    "lines, tests": 17_769,
     "lines, scripts": 2_391,
-    "lines, tasks": 1_700,
-    "words, manual": 16_837,
+    "lines, tasks": 1_552,
+    "words, manual": 16_836,
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""

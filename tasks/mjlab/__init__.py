@@ -1,7 +1,7 @@
 """mjlab tasks, registered through the entry-point group ``mjlab.tasks``.
 
 mjlab has one agent per task id, so the agent's name ends the id. All ids of a task share its log
-folder and its environment; only a teacher may train without the students' camera.
+folder and its environment.
 """
 
 from mjlab.envs import ManagerBasedRlEnvCfg
@@ -9,9 +9,8 @@ from mjlab.rl import RslRlBaseRunnerCfg
 from mjlab.tasks.registry import register_mjlab_task
 
 from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjlabRecurrentRunner
-from rsl_tbptt_tasks.mjlab import cartpole_agents, cartpole_camera_agents, velocity_agents
+from rsl_tbptt_tasks.mjlab import cartpole_agents, velocity_agents
 from rsl_tbptt_tasks.mjlab.cartpole import occluded_cartpole_env_cfg
-from rsl_tbptt_tasks.mjlab.cartpole_camera import camera_cartpole_env_cfg
 from rsl_tbptt_tasks.mjlab.velocity import go1_env_cfg
 
 Agents = dict[str, tuple[RslRlBaseRunnerCfg, type | None]]
@@ -36,22 +35,6 @@ _register(
         "Student": (cartpole_agents.student_cfg(), TbpttMjlabDistillationRunner),
         "Memoryless": (cartpole_agents.memoryless_cfg(), TbpttMjlabDistillationRunner),
         "Recurrent": (cartpole_agents.recurrent_cfg(), TbpttMjlabRecurrentRunner),
-    },
-)
-_register(
-    "Tbptt-Cartpole-Camera",
-    camera_cartpole_env_cfg(frames=False),
-    camera_cartpole_env_cfg(frames=False),
-    {"Teacher": (cartpole_camera_agents.teacher_cfg(), None)},
-)
-_register(
-    "Tbptt-Cartpole-Camera",
-    camera_cartpole_env_cfg(),
-    camera_cartpole_env_cfg(),
-    {
-        "Student": (cartpole_camera_agents.student_cfg(), TbpttMjlabDistillationRunner),
-        "Memoryless": (cartpole_camera_agents.memoryless_cfg(), TbpttMjlabDistillationRunner),
-        "Recurrent": (cartpole_camera_agents.recurrent_cfg(), TbpttMjlabRecurrentRunner),
     },
 )
 for _terrain, _variant in (

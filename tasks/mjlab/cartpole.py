@@ -112,8 +112,8 @@ def _exact_state() -> dict[str, ObservationTermCfg]:
 def _physics_per_environment() -> dict[str, EventTermCfg]:
     """Return the physics that are randomised once per environment."""
     return {
-        "cart_mass": mass_event(CART, 0.7, 1.4),
-        "pole_mass": mass_event(POLE, 0.5, 2.0),
+        "cart_mass": _mass_event(CART, 0.7, 1.4),
+        "pole_mass": _mass_event(POLE, 0.5, 2.0),
         "cart_damping": EventTermCfg(
             func=dr.joint_damping,
             mode="startup",
@@ -122,7 +122,7 @@ def _physics_per_environment() -> dict[str, EventTermCfg]:
     }
 
 
-def mass_event(asset_cfg: SceneEntityCfg, low: float, high: float) -> EventTermCfg:
+def _mass_event(asset_cfg: SceneEntityCfg, low: float, high: float) -> EventTermCfg:
     """Scale mass and inertia by a factor drawn log-uniformly from a range."""
     # mjlab scales by exp(2 alpha) and draws alpha uniformly.
     alphas = (math.log(low) / 2, math.log(high) / 2)

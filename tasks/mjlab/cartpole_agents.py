@@ -77,7 +77,7 @@ def recurrent_cfg() -> RslRlOnPolicyRunnerCfg:
 
 def _mlp(init_std: float | None = None) -> RslRlModelCfg:
     """Return an MLP; with the standard deviation of its actions it is a policy."""
-    return RslRlModelCfg(hidden_dims=(64, 64), distribution_cfg=gaussian(init_std))
+    return RslRlModelCfg(hidden_dims=(64, 64), distribution_cfg=_gaussian(init_std))
 
 
 def _lstm(init_std: float) -> RslRlModelCfg:
@@ -87,11 +87,11 @@ def _lstm(init_std: float) -> RslRlModelCfg:
         rnn_type="lstm",
         rnn_hidden_dim=64,
         hidden_dims=(64,),
-        distribution_cfg=gaussian(init_std),
+        distribution_cfg=_gaussian(init_std),
     )
 
 
-def gaussian(init_std: float | None) -> dict[str, Any] | None:
+def _gaussian(init_std: float | None) -> dict[str, Any] | None:
     """Return the distribution of a policy's actions; None for a model that is no policy."""
     if init_std is None:
         return None

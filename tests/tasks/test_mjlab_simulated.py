@@ -1,7 +1,4 @@
-"""mjlab's tasks as they are simulated: slow cameras, scans, late sensors and motors, physics.
-
-mjlab renders images and casts rays in separate processes.
-"""
+"""mjlab's tasks as they are simulated, in separate processes: scans, late sensors and motors."""
 
 # mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
@@ -19,7 +16,6 @@ import torch
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.sensor import GridPatternCfg
-from support.frames import check_frames
 
 from rsl_tbptt_tasks.mjlab.mdp import height_image
 
@@ -54,26 +50,6 @@ def result_of(tmp_path_factory):
     return run
 
 
-CAMERA = """
-cfg = load_env_cfg("Tbptt-Cartpole-Camera-Student")
-cfg.scene.num_envs, cfg.seed = 6, 3
-del cfg.terminations["pole_fell"]
-exact = dict(noise=0.0, missing_pixels=0.0, lost_frames=0.0)
-cfg.observations["camera"].terms["depth"].params |= exact
-env = ManagerBasedRlEnv(cfg, "cpu")
-frames, carts = [env.reset()[0]["camera"][:, 0]], []
-for step in range(9):
-    carts.append(env.scene["cartpole"].data.joint_pos[:, 0].clone())
-    frames.append(env.step(torch.full((6, 1), 0.2))[0]["camera"][:, 0])
-term = env.observation_manager.get_term_cfg("camera", "depth").func
-result = dict(frames=frames[:-1], carts=carts, latencies=term._latency)
-"""
-
-
-def test_a_frame_shows_where_the_cart_was_when_it_was_taken(result_of):
-    check_frames(**result_of(CAMERA), period=2, rows=slice(28, 30))
-
-
 def test_the_ground_is_an_image_with_forward_along_its_rows():
     grid = GridPatternCfg(size=(0.4, 0.2), resolution=0.1)
     x, y, _ = grid.generate_rays(None, "cpu")[0].T
@@ -95,24 +71,38 @@ def test_the_ground_is_an_image_with_forward_along_its_rows():
 
 SCAN = """
 # A plane replaces the rough ground, whose collisions take minutes to compile.
-task, flat = "Tbptt-Velocity-Rough-Unitree-Go1-Scan-Recurrent", "Tbptt-Velocity-Flat-Unitree-Go1"
-cfg = load_env_cfg(task)
+task, flat = "Tbptt-Velocity-Rough-Unitree-Go1-Scan", "Tbptt-Velocity-Flat-Unitree-Go1"
+cfg = load_env_cfg(f"{task}-Student")
 cfg.scene.num_envs, cfg.sim = 4, load_env_cfg(f"{flat}-Student").sim
 cfg.scene.terrain = replace(cfg.scene.terrain, terrain_type="plane", terrain_generator=None)
 del cfg.terminations["out_of_terrain_bounds"], cfg.curriculum["terrain_levels"]
 env = RslRlVecEnvWrapper(ManagerBasedRlEnv(cfg, "cpu"))
-runner = load_runner_cls(task)(env, asdict(load_rl_cfg(task)), "logs", "cpu")
-runner.learn(1)
-policy, moments = runner.alg.get_policy(), runner.alg.optimizer.state
-moved = [k for k, p in policy.named_parameters() if moments.get(p, {"exp_avg": p})["exp_avg"].any()]
-result = dict(scan=env.get_observations()["scan"].shape, moved=moved)
+
+def moved(agent, role):
+    name = f"{task}-{agent}"
+    runner = load_runner_cls(name)(env, asdict(load_rl_cfg(name)), "logs", "cpu")
+    if role == "student":
+        runner.alg.teacher_loaded = True  # an untrained one will do
+    runner.learn(1)
+    moments = runner.alg.optimizer.state
+    return [
+        name
+        for name, parameter in getattr(runner.alg, role).named_parameters()
+        if parameter in moments and moments[parameter]["exp_avg"].any()
+    ]
+
+agents = {"Student": "student", "Memoryless": "student", "Recurrent": "actor"}
+result = {agent: moved(agent, role) for agent, role in agents.items()}
+result["scan"] = env.get_observations()["scan"].shape
 """
 
 
-def test_ppo_learns_from_the_scan(result_of):
+def test_agents_learn_from_the_scan(result_of):
     found = result_of(SCAN)
     assert found["scan"] == [4, 1, 11, 17]
-    assert {"cnns.scan.0.weight", "rnn.rnn.weight_hh_l0"} <= {*found["moved"]}
+    for agent in ("Student", "Memoryless", "Recurrent"):
+        assert "cnns.scan.0.weight" in found[agent]
+        assert ("rnn.rnn.weight_hh_l0" in found[agent]) == (agent != "Memoryless")
 
 
 NUM_ENVS, NUM_STEPS, RESTART = 8, 24, 12
