@@ -16,6 +16,7 @@ MJLAB := .venv-mjlab$(PYTHON:%=-%)
 PLAYGROUND := .venv-playground
 ISAACLAB2 := .venv-isaaclab2
 ROBOT := .venv-robot/.installed
+BROWSER := .browser/.installed
 
 # Not named PYTHON: that is the user's choice above.
 PY := $(VENV)/bin/python
@@ -27,7 +28,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
 .PHONY: demo demo-mjlab demo-go1 demo-camera test test-fast test-matrix finetune curves distillation \
-	distillation-mjlab bench gpu docs site site-links site-looks lint types format stats doctor clean help
+	distillation-mjlab bench gpu docs web site site-links site-looks lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
@@ -42,12 +43,12 @@ demo-camera: $(INSTALLED)  ## the same with a student that sees only depth frame
 	$(PY) -m scripts.pipeline configs/demo-camera.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run the tests of everything but scripts/ with the newest rsl_rl and Isaac Lab
-	$(PY) -m pytest -n 2 --dist loadgroup --ignore=tests/scripts $(REPORTS:%=--junitxml=%/test.xml)
+	$(PY) -m pytest -n 2 --dist loadgroup --ignore=tests/scripts --ignore=tests/browser $(REPORTS:%=--junitxml=%/test.xml)
 
 test-fast: $(INSTALLED)  ## run the fast tests of core and algorithms
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(ROBOT) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(ROBOT) $(BROWSER) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
 	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
 		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
 
@@ -80,16 +81,21 @@ docs: $(INSTALLED)  ## write the option tables from the code, and the notebooks 
 	$(PY) -m scripts.option_tables
 	$(PY) -m scripts.notebooks
 
+web: $(INSTALLED)  ## write the page docs/push_it: a Go1, its students and its teacher in the browser
+	$(VENV)/bin/rsl-tbptt web 'LSTM student=examples/go1_real_student' 'MLP student=examples/go1_real_memoryless' \
+		'Teacher=examples/go1_real_teacher/model_899.pt' --output docs/push_it
+
 # Sphinx reads every page again: it checks links between pages and docstrings while reading.
 SPHINX = $(PY) -m sphinx --fresh-env --quiet
 site: $(INSTALLED)  ## build the documentation into build/site; a broken link or anchor is an error
 	rm -rf build/site
 	$(SPHINX) --fail-on-warning --keep-going -b html -d build/doctrees docs build/site
+	[ ! -d docs/push_it ] || cp -r docs/push_it build/site
 
 site-links: $(INSTALLED)  ## the same check for links to other sites, which needs the network
 	$(SPHINX) -b linkcheck -d build/doctrees docs build/linkcheck
 
-site-looks: site  ## open every page of build/site in Chromium; screenshots in build/screenshots
+site-looks: $(BROWSER) web site  ## open every page of build/site in Chromium; screenshots in build/screenshots
 	$(PY) -m scripts.ci.site_looks build/site build/screenshots
 
 lint: $(INSTALLED)  ## check style and formatting
@@ -111,7 +117,7 @@ doctor: $(INSTALLED)  ## check this setup and print what is wrong
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf build .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-robot .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build docs/push_it .browser .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-robot .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -131,6 +137,10 @@ $(PLAYGROUND)/.installed: pyproject.toml constraints.txt constraints-playground.
 $(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/ci/bootstrap.sh
 	VENV=$(ISAACLAB2) scripts/ci/bootstrap.sh environment isaaclab2
 	@touch $@
+
+$(BROWSER): scripts/ci/bootstrap.sh
+	scripts/ci/bootstrap.sh browser
+	@mkdir -p $(@D) && touch $@
 
 $(ROBOT): scripts/ci/bootstrap.sh
 	scripts/ci/bootstrap.sh robot

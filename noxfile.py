@@ -80,6 +80,7 @@ ROWS = (
         ),
     ),
     Row(name="scripts", rsl_rl="5.5.1", tests=("tests/scripts",)),
+    Row(name="browser", rsl_rl="5.5.1", tests=("tests/browser",)),
     Row(
         name="isaaclab-2.3",
         rsl_rl="3.1.2",

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -193,3 +193,30 @@ def _leads_out(folder: Path) -> bool:
     """Return whether a link in a folder leads out of it."""
     inside = folder.resolve()
     return any(not path.resolve().is_relative_to(inside) for path in folder.rglob("*"))
+
+
+def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
+    """Return a folder in the user's cache, filled once.
+
+    Args:
+        name: Its name, with the version of everything that its content depends on.
+        fill: Writes the content into the folder that it gets.
+
+    Raises:
+        OSError: If the cache cannot be written; ``XDG_CACHE_HOME`` names another.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rsl_tbptt")
+    folder = cache / name
+    if folder.exists():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as unfinished:
+        filled = Path(unfinished, name)
+        filled.mkdir()
+        fill(filled)
+        try:
+            filled.rename(folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process was faster
+                raise
+    return folder

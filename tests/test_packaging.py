@@ -186,5 +186,4 @@ def test_the_error_of_the_wheel_alone_names_the_extra_to_export(built):
     result = subprocess.run(command, cwd=built, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("rsl-tbptt export: The module onnxruntime is missing")
-    [wheel] = (built / "dist").glob("*.whl")
-    assert result.stderr.endswith(f"'rsl-tbptt[tools] @ {wheel.as_uri()}'\n")
+    assert "pip install 'PATH[tools]'" in result.stderr

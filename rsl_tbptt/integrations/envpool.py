@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
+from rsl_tbptt.files import cached_folder
 from rsl_tbptt.installation import install, installed_version
 
 try:
@@ -221,29 +221,21 @@ def without_pictures(assets: Path) -> Path:
     """
     if not (assets / PLAYGROUND).is_dir():
         return assets
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rsl_tbptt")
     # The links are to this installation's files, of this release.
     installation = hashlib.sha256(str(assets.resolve()).encode()).hexdigest()[:8]
     release = installed_version(assets.name.replace("_", "-")) or envpool.__version__
-    copy = cache / f"{assets.name}-{release}-{RULES}-{installation}"
-    if copy.exists():
-        return copy
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as folder:
-        unfinished = Path(folder, copy.name)
-        shutil.copytree(assets.resolve(), unfinished, copy_function=os.symlink)
-        for robot in {path.parent for path in (unfinished / PLAYGROUND).rglob("*.xml")}:
+
+    def fill(copy: Path) -> None:
+        linked = {"copy_function": os.symlink, "dirs_exist_ok": True}
+        shutil.copytree(assets.resolve(), copy, **linked)
+        for robot in {path.parent for path in (copy / PLAYGROUND).rglob("*.xml")}:
             models = {path: ElementTree.parse(path) for path in robot.glob("*.xml")}
             _remove_pictures([*models.values()])
             for path, model in models.items():
                 path.unlink()  # the link
                 model.write(path)
-        try:
-            unfinished.rename(copy)
-        except OSError:
-            if not copy.exists():  # otherwise another process was faster
-                raise
-    return copy
+
+    return cached_folder(f"{assets.name}-{release}-{RULES}-{installation}", fill)
 
 
 def _remove_pictures(models: Sequence[Any]) -> None:

@@ -50,13 +50,8 @@ def main() -> None:
     """Print the table."""
     headers = ("task", "meshes", "environments", "MB each", "s to make", "steps a second")
     rows = [
-        (
-            task,
-            "yes" if meshes else "no",
-            num_envs,
-            *with_exact_malloc(measure, task, meshes, num_envs),
-        )
-        for task, meshes, num_envs in ROWS
+        (task, "yes" if meshes else "no", num, *with_exact_malloc(measure, task, meshes, num))
+        for task, meshes, num in ROWS
     ]
     print(tabulate(rows, headers, "github", floatfmt=("", "", "", ".1f", ".1f", ".0f")))
 

@@ -11,6 +11,7 @@
 #   torch VERSION       put another torch under .torch/VERSION, with its dependencies
 #   libtorch VERSION    put the C++ libraries of an older torch under .libtorch/VERSION
 #   robot               create .venv-robot: Python 3.8 with what a robot needs to run a bundle
+#   browser             install Chromium, its driver and npm by Debian's apt-get, if they are missing
 #   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel into
 #                       FOLDER/venv, with no extras except EXTRAS
 #
@@ -155,6 +156,12 @@ install_robot() {
   "$uv" pip install --quiet --python .venv-robot/bin/python numpy==1.24.4 onnxruntime==1.19.2
 }
 
+install_browser() {
+  works chromium --version && works chromedriver --version && works npm --version && return
+  { works apt-get update && works apt-get install -y chromium chromium-driver npm; } || fail "Chromium," \
+    "chromedriver or npm is missing and apt-get could not install it: run this as root, or install them."
+}
+
 package() {
   local uv wheel folder=$1
   uv=$(find_uv)
@@ -172,9 +179,10 @@ case "${1:-}" in
   torch) install_torch "${2:?usage: scripts/ci/bootstrap.sh torch VERSION}" ;;
   libtorch) install_libtorch "${2:?usage: scripts/ci/bootstrap.sh libtorch VERSION}" ;;
   robot) install_robot ;;
+  browser) install_browser ;;
   package) package "${2:?usage: scripts/ci/bootstrap.sh package FOLDER}" ;;
   *)
     fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
-      "'torch VERSION', 'libtorch VERSION', 'robot' or 'package FOLDER'."
+      "'torch VERSION', 'libtorch VERSION', 'robot', 'browser' or 'package FOLDER'."
     ;;
 esac

@@ -1,16 +1,18 @@
 """Print sizes of this repository: `make stats`. tests/test_structure.py has their limits.
 
-Lines of code are the lines of Python files without blank lines, comments and docstrings. The
-manual is docs/ without the studies.
+Lines of code are the lines of Python files without blank lines, comments and docstrings; of
+JavaScript, those that are neither blank nor a comment. The manual is docs/ without the studies.
 """
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "rsl_tbptt"
+CODE_IN_JS = re.compile(r"^ *(?!//)\S", re.MULTILINE)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
@@ -25,6 +27,7 @@ def sizes(root: Path) -> dict[str, int]:
     inside = [path for path in sorted((root / PACKAGE).iterdir()) if any(path.rglob("*.py"))]
     folders = [root / PACKAGE, *inside, *(root / name for name in ("tasks", "tests", "scripts"))]
     files = [*(root / PACKAGE).rglob("*.py")]
+    scripts = [page.read_text("utf-8") for page in (root / PACKAGE).rglob("*.js")]
     pages = [page for page in (root / "docs").rglob("*.md") if "studies" not in page.parts]
     return {
         f"files, {PACKAGE}": len(files),
@@ -32,6 +35,7 @@ def sizes(root: Path) -> dict[str, int]:
             f"lines, {folder.relative_to(root)}": sum(map(lines_of_code, folder.rglob("*.py")))
             for folder in folders
         },
+        "lines, JavaScript": sum(len(CODE_IN_JS.findall(text)) for text in scripts),
         "words, manual": sum(len(page.read_text("utf-8").split()) for page in pages),
         "lines, longest function": max(map(longest_function, files)),
     }

@@ -15,13 +15,15 @@ The teacher sees what is wrong with the motors, and sensors without faults.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.integrations.envpool import EnvPoolEnv
+from rsl_tbptt.integrations.envpool import PLAYGROUND, EnvPoolEnv
 
 WEIGHTS = {
     "action_rate_scale": -0.05,
@@ -46,15 +48,26 @@ JOINTS = tuple(
     f"{leg}_{joint}_joint" for leg in ("FR", "FL", "RR", "RL") for joint in ("hip", "thigh", "calf")
 )
 DEFAULT_JOINT_POS = (0.1, 0.9, -1.8, -0.1, 0.9, -1.8) * 2
-TERMS = {
-    "base_ang_vel": 3,
-    "projected_gravity": 3,
-    "joint_pos": 12,
-    "joint_vel": 12,
-    "actions": 12,
-    "command": 3,
-}
-"""Parts of a step of the group ``"policy"`` and their widths; joint angles are relative."""
+POLICY = """
+    base_ang_vel/gyro:3 projected_gravity:3 joint_pos_rel:12 joint_vel_rel:12 last_action:12
+    generated_commands:3
+"""
+PRIVILEGED = """
+    builtin_sensor/local_linvel:3 builtin_sensor/gyro:3 projected_gravity:3 joint_pos_rel:12
+    joint_vel_rel:12 arrived_before:12 generated_commands:3 builtin_sensor/gyro:3
+    builtin_sensor/accelerometer:3 projected_gravity:3 builtin_sensor/local_linvel:3
+    builtin_sensor/global_angvel:3 joint_pos_rel:12 joint_vel_rel:12 actuator_force:12
+    feet_contact:4 builtin_sensor/FR_global_linvel:3 builtin_sensor/FL_global_linvel:3
+    builtin_sensor/RR_global_linvel:3 builtin_sensor/RL_global_linvel:3 feet_air_time:4 zeros:4
+    last_action:12 action_before:12
+"""
+FAULTY_MOTORS = "motor_gain:12 zeros:13"
+"""Terms of the groups in order: functions of mjlab and of the page in the browser, MuJoCo's
+sensors, widths. Zeros are pushes and delays of actions, which the page has none of."""
+FEET, AXES = ("FR", "FL", "RR", "RL"), ("lin_vel_x", "lin_vel_y", "ang_vel_z")
+ROBOT = f"{PLAYGROUND}/assets/mujoco_playground/_src/locomotion/go1/xmls"
+LICENSE = f"{PLAYGROUND}/assets/mujoco_menagerie/unitree_go1/LICENSE"
+"""Folder of the robot's models among EnvPool's assets, and the licence of its meshes."""
 SENSED, GYRO, ENCODERS = slice(3, 33), slice(0, 3), slice(6, 18)
 """Sensors in Playground's ``state``: gyro, gravity, joint angles and velocities. Two of them."""
 COMMAND = slice(45, 48)
@@ -99,6 +112,21 @@ class Faults:
     def in_motors(self) -> bool:
         """Whether anything is wrong with what actions do, which a teacher has to see."""
         return tuple(self.motor_gain) != (1.0, 1.0) or self.action_delay > 0 or self.push > 0.0
+
+
+def _terms(words: str) -> list[dict[str, Any]]:
+    """Describe the terms of an observation from words ``FUNCTION[/SENSOR]:WIDTH``."""
+    plain = {"modifiers": [], "scale": None, "clip": None}
+    plain |= {"history_length": 0, "flatten_history_dim": True}
+    terms = []
+    for word in words.split():
+        function, width = word.split(":")
+        name, _, sensor = function.partition("/")
+        sensors = {"feet_contact": {"sensor_names": [f"{foot}_floor_found" for foot in FEET]}}
+        parameters = {"sensor_name": sensor} if sensor else sensors.get(name, {})
+        term = {"name": sensor or name, "function": name, "shape": [int(width)]}
+        terms.append({**term, **plain, "parameters": parameters})
+    return terms
 
 
 FAULTLESS = Faults(
@@ -158,7 +186,7 @@ class Go1Env(EnvPoolEnv):
         self.history, self._gentle_steps = history, gentle_steps
         self.common_step_counter = 0
         """Steps so far, under the name by which a checkpoint keeps it."""
-        task = f"Go1Joystick{terrain}Terrain-v1"
+        self._terrain, task = terrain, f"Go1Joystick{terrain}Terrain-v1"
         super().__init__(task, num_envs, seed, device, **{**WEIGHTS, **options})
 
     def seed(self, seed: int) -> None:
@@ -228,27 +256,59 @@ class Go1Env(EnvPoolEnv):
         return self._seen(first), rewards, dones, extras
 
     def describe_robot(self) -> dict[str, Any]:
-        """Return what a bundle tells of the robot; see ``checkpoints/robot.py``."""
+        """Return what bundles and pages tell of the robot; see ``checkpoints/robot.py``."""
         policy: dict[str, Any] = {"shape": [45 * self.history]}
         if self.history == 1:  # each step has all terms, and a history would be of one term
-            plain = {"scale": None, "clip": None, "history_length": 0, "flatten_history_dim": True}
-            policy["terms"] = [
-                {"name": name, "function": name, "shape": [width], "modifiers": [], **plain}
-                for name, width in TERMS.items()
-            ]
+            policy["terms"] = self._policy_terms()
+        privileged = _terms(PRIVILEGED + FAULTY_MOTORS * self.faults.in_motors)
+        width = sum(term["shape"][0] for term in privileged)
         action = {"name": "joint_pos", "kind": "JointPositionAction", "width": 12}
         gains = {name: [self.settings[name]] * 12 for name in ("action_scale", "kp", "kd")}
         scaled = {"scale": gains["action_scale"], "offset": DEFAULT_JOINT_POS}
         action |= {"joint_names": JOINTS, **scaled}
+        limits = (self.settings[f"command_a{axis}"] for axis in range(3))
+        ranges = {axis: [-limit, limit] for axis, limit in zip(AXES, limits, strict=True)}
         return {
-            "observation_groups": {"policy": policy},
+            "observation_groups": {
+                "policy": policy,
+                "privileged": {"shape": [width], "terms": privileged},
+            },
             "actions": [action],
             "joint_names": JOINTS,
             "default_joint_pos": DEFAULT_JOINT_POS,
             "joint_stiffness": gains["kp"],
             "joint_damping": gains["kd"],
             "command_names": ["twist"],
+            "command_ranges": {"twist": ranges},
         }
+
+    def _policy_terms(self) -> list[dict[str, Any]]:
+        """Return the terms of a step of the group ``"policy"``, with their noise and errors."""
+        sensed = {
+            "base_ang_vel": ("noise_gyro", self.faults.gyro_bias),
+            "projected_gravity": ("noise_gravity", 0.0),
+            "joint_pos_rel": ("noise_joint_pos", self.faults.joint_offset),
+            "joint_vel_rel": ("noise_joint_vel", 0.0),
+        }
+        terms, level = _terms(POLICY), self.settings["noise_level"]
+        for term, (noise, error) in zip(terms, sensed.values(), strict=False):
+            term |= {"noise": level * self.settings[noise], "error": error}
+            term["delay_max_lag"] = self.faults.observation_delay
+        return terms
+
+    def mujoco_spec(self) -> Any:
+        """Return the robot and its ground as a ``mujoco.MjSpec``, as EnvPool simulates them."""
+        file = f"scene_mjx_feetonly_{self._terrain.lower()}_terrain.xml"
+        spec = import_module("mujoco").MjSpec.from_file(
+            str(Path(self.settings["base_path"], ROBOT, file))
+        )
+        spec.comment = Path(self.settings["base_path"], LICENSE).read_text()
+        spec.option.timestep = self.settings["sim_dt"]
+        for actuator in spec.actuators:
+            actuator.gainprm[0], actuator.biasprm[1] = self.settings["kp"], -self.settings["kp"]
+        for joint in spec.joints[1:]:  # the first is the base's
+            joint.damping[0] = self.settings["kd"]
+        return spec
 
     def _begin(self, ids: torch.Tensor, raw: TensorDict) -> None:
         """Draw what is wrong with robots whose episodes begin, and clear their past."""

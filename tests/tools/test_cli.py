@@ -45,7 +45,7 @@ def test_help_names_every_command_and_nothing_slow_is_loaded():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert re.findall(r"^    ([a-z]+) ", shown, re.MULTILINE) == [*COMMANDS]
-    names = "doctor latest evaluate compare memory export verify"
+    names = "doctor latest evaluate compare memory export verify web"
     assert [*COMMANDS] == names.split()
     slow = {"torch", "numpy", "onnx", "rsl_rl", "warp", "mujoco", "mjlab", "isaaclab"}
     assert slow.isdisjoint(shown.splitlines()[-1].split())
@@ -328,14 +328,6 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys):
     monkeypatch.setattr(doctor.importlib.util, "find_spec", find)
     assert evaluate("--platform", "mjlab", "--task", "T") == 1
     assert f"The module mjlab is missing: {install('mjlab')}" in capsys.readouterr().err
-
-
-def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: True)
-    root = request.config.rootpath
-    assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
-    assert install("train") == f"uv pip install --python {sys.executable} -e '{root}[train]'"
 
 
 def test_the_commands_of_the_pages_are_known(request):

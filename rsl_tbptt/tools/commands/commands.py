@@ -44,6 +44,9 @@ ExportFolder = Annotated[
     Path | None,
     "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
 ]
+PageFolder = Annotated[
+    Path | None, "new folder, or an earlier page's (default: web, next to the first policy)"
+]
 Target = Annotated[
     str | None,
     "also write a folder for unitree_rl_lab and unitree_rl_mjlab",
@@ -359,6 +362,35 @@ def _print_differences(differences: Mapping[str, float]) -> None:
         print(f"{name}: largest difference of {what} {difference:.1e}")
 
 
-_IN_ORDER = (doctor, latest, evaluate, compare, memory, export, verify)
+def web(
+    policies: Annotated[
+        Sequence[str],
+        "checkpoint, or folder that `export` wrote, with its title in the menu; all of one robot",
+        {"metavar": "[TITLE=]POLICY"},
+    ],
+    /,
+    *,
+    output: PageFolder = None,
+    trust: Trust = (),
+    where: Where,
+) -> None:
+    """Write a page that simulates a robot of MuJoCo and its policies in the browser."""
+    from rsl_tbptt.deploy import METADATA
+    from rsl_tbptt.tools.robot.bundle import LoneBundle
+    from rsl_tbptt.tools.robot.web import write_page
+
+    where.check()
+    read: dict[str, Any] = {}
+    for word in policies:
+        title, _, path = word.rpartition("=")
+        is_bundle = Path(path, METADATA).is_file()
+        file, platform = Path(path), where.platform_name
+        policy = LoneBundle(file, platform) if is_bundle else where.run(file, None, trust)
+        read[title or Path(path).stem] = policy
+    folder = write_page(read, output, **where.options())
+    print(f"wrote {folder}: look at it with `python -m http.server --directory {folder}`")
+
+
+_IN_ORDER = (doctor, latest, evaluate, compare, memory, export, verify, web)
 COMMANDS: dict[str, Callable[..., int | None]] = {each.__name__: each for each in _IN_ORDER}
 """Functions by command, in the order of the help."""

@@ -23,6 +23,7 @@ TOOLS = {
     "memory": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "verify": ("onnx", "onnxruntime"),
+    "web": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
 EXTRAS = {

@@ -60,6 +60,9 @@ class Platform:
     """Its group of entry points for tasks."""
     PROGRAM: str | None = None
     """Its command, which ``doctor`` looks for. None: it has none."""
+    READS_AFTER_STEP = False
+    """Whether observations are computed from positions after the last substep; MuJoCo's own
+    sensors show the state before it."""
     DEFAULT_AGENT = ""
     """Name of the agent's config where a user names none."""
 
@@ -119,6 +122,22 @@ class Platform:
         if seconds is not None and not seconds > 0:
             raise ValueError(f"step_dt of {env} is {seconds!r}, expected seconds above 0.")
         return seconds
+
+    def mujoco_spec(self, env: Any) -> Any:
+        """Return the robot and its ground as a ``mujoco.MjSpec`` that moves as in the simulation.
+
+        Args:
+            env: From :meth:`simulated_env`.
+
+        Raises:
+            ValueError: If the simulation has none.
+        """
+        if make := getattr(getattr(env, "unwrapped", env), "mujoco_spec", None):
+            return make()
+        raise ValueError(
+            f"{self.TITLE} simulates {type(env).__name__} without telling a MuJoCo model, expected"
+            " an environment of mjlab, or one with a method mujoco_spec()."
+        )
 
 
 def load_platform(name: str) -> Platform:

@@ -23,6 +23,7 @@ class Mjlab(Platform):
     EXTRA = "mjlab"
     TASKS = "mjlab.tasks"
     PROGRAM = "play"
+    READS_AFTER_STEP = True
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether the environment's config in a log folder is of mjlab's form."""
@@ -71,6 +72,14 @@ class Mjlab(Platform):
         wrapper = import_module("mjlab.rl").RslRlVecEnvWrapper
         with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env
+
+    def mujoco_spec(self, env: Any) -> Any:
+        """Return the scene with the options of the simulation."""
+        spec, options = env.unwrapped.scene.spec.copy(), env.unwrapped.sim.mj_model.opt
+        for name in dir(options):
+            if not name.startswith("_") and not callable(getattr(options, name)):
+                setattr(spec.option, name, getattr(options, name))
+        return spec
 
 
 PLATFORM = Mjlab()

@@ -104,7 +104,7 @@ def export(
         passed = all(value <= tolerance for value in differences.values())  # false for NaN
         if passed:
             write_json(folder / METADATA, bundle)
-            _publish(folder, output)
+            publish(folder, output)
     return {**bundle, "output": output if passed else None}
 
 
@@ -178,7 +178,7 @@ def _recorded(
     return policy, trajectory, about
 
 
-def _publish(folder: Path, output: Path) -> None:
+def publish(folder: Path, output: Path) -> None:
     """Copy the files of one folder into another, each atomically, ``policy.json`` last."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     for file in sorted(files, key=lambda file: file.name == METADATA):
