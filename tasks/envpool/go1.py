@@ -298,11 +298,10 @@ class Go1Env(EnvPoolEnv):
 
     def mujoco_spec(self) -> Any:
         """Return the robot and its ground as a ``mujoco.MjSpec``, as EnvPool simulates them."""
-        file = f"scene_mjx_feetonly_{self._terrain.lower()}_terrain.xml"
-        spec = import_module("mujoco").MjSpec.from_file(
-            str(Path(self.settings["base_path"], ROBOT, file))
-        )
-        spec.comment = Path(self.settings["base_path"], LICENSE).read_text()
+        assets = Path(self.settings["base_path"])
+        file = assets / ROBOT / f"scene_mjx_feetonly_{self._terrain.lower()}_terrain.xml"
+        spec = import_module("mujoco").MjSpec.from_file(str(file))
+        spec.comment = (assets / LICENSE).read_text()
         spec.option.timestep = self.settings["sim_dt"]
         for actuator in spec.actuators:
             actuator.gainprm[0], actuator.biasprm[1] = self.settings["kp"], -self.settings["kp"]

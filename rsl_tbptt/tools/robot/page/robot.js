@@ -121,7 +121,7 @@ class Robot {
       const wrong = (i) => term.error * term.drawn[i] + term.noise * (2 * Math.random() - 1);
       value = value.map((x, i) => x + this.errors * wrong(i));
       term.sensed = [value, ...(term.sensed ?? [])].slice(0, LONGEST_DELAY);
-      value = term.sensed[Math.min(this.late, term.sensed.length - 1)];
+      value = term.sensed[Math.min(Math.round(this.late), term.sensed.length - 1)];
     }
     if (term.clip) value = value.map((x) => Math.min(Math.max(x, term.clip[0]), term.clip[1]));
     value = value.map((x, i) => x * term.scale[i]);
