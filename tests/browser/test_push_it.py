@@ -159,13 +159,11 @@ def test_the_page_sees_and_does_what_training_does(run, place):
 
 
 WALK = """
-const [policy, forgets, late, errors, push] = values;
+const [policy, forgets, late, errors] = values;
 Object.assign(robot, { forgets, late, errors, command: [0.5, 0, 0] });
 robot.start(robot.config.policies[policy]);
 let [error, falls] = [0, 0];
 for (let step = 0; step < 500; step++) {
-  robot.pull.select = step < 50 && push ? robot.config.base : 0;
-  robot.pull.refselpos.set([0, push, 0.3]);
   await robot.step();
   falls += robot.hasFallen;
   if (step >= 250) error += robot.trackingError / 250;
@@ -177,23 +175,35 @@ return { x, y, error, falls };
 
 @pytest.mark.parametrize("place", [LSTM, MEMORYLESS, KNOWS])
 def test_policies_walk_for_ten_seconds(run, place):
-    walked = run(WALK, place, False, 0, 0.0, 0)
+    walked = run(WALK, place, False, 0, 0.0)
     assert walked["x"] > 4.0
     assert walked["falls"] == 0
     assert walked["error"] < 0.15
 
 
 def test_without_memory_the_lstm_does_not_follow_the_command(run):
-    remembers, forgets = (run(WALK, LSTM, forgets, 1, 1.0, 0) for forgets in (False, True))
+    remembers, forgets = (run(WALK, LSTM, forgets, 1, 1.0) for forgets in (False, True))
     assert remembers["x"] > 4.0
     assert remembers["error"] < 0.2
     assert forgets["error"] > 0.4
 
 
-def test_the_mouse_pushes(run):
-    straight, pushed = (run(WALK, KNOWS, False, 0, 0.0, push) for push in (0, 0.2))
-    assert pushed["y"] > straight["y"] + 0.05
-    assert pushed["falls"] == 0
+PULLED = """
+const [policy, distance] = values;
+robot.start(robot.config.policies[policy]);
+robot.begin();
+Object.assign(robot, { command: [0, 0, 0] });
+robot.pull.select = robot.config.base;
+robot.pull.refselpos.set([0, distance, robot.data.qpos[2]]);
+for (let step = 0; step < 25; step++) await robot.step();
+robot.pull.select = 0;
+return robot.data.qpos[1];
+"""
+
+
+def test_the_mouse_pulls_the_robot(run):
+    assert run(PULLED, KNOWS, 0.3) > 0.02
+    assert run(PULLED, KNOWS, -0.3) < -0.02
 
 
 def rows(driver):
@@ -245,7 +255,7 @@ def test_a_robot_of_mjlab(tmp_path, driver):
     with served(folder) as address:
         run = runner(driver, address)
         seen = run(OBSERVED, states)
-        walked = run(WALK, 0, False, 0, 0.0, 0)
+        walked = run(WALK, 0, False, 0, 0.0)
     np.testing.assert_allclose(seen, [state["seen"] for state in states], atol=1e-4)
     assert walked["x"] > 3.5
     assert walked["falls"] == 0
