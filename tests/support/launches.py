@@ -27,13 +27,13 @@ class Launches(TorchDispatchMode):
         self.names: list[str] = []
         kernel_of = triton._kernel
 
-        def counting(cell: Cell, name: str, num_units: int) -> Callable[..., None]:
-            launch = kernel_of(cell, name, num_units)
+        def counting(cell: Cell, name: str, *grid: int) -> Callable[..., None]:
+            launch = kernel_of(cell, name, *grid)
 
-            def count(*arguments: Any) -> None:
+            def count(*arguments: Any, **constants: Any) -> None:
                 self.names.append(f"{cell.name.lower()}_{name}")
                 with _disable_current_modes():  # Triton's interpreter works with torch, too
-                    launch(*arguments)
+                    launch(*arguments, **constants)
 
             return count
 

@@ -102,9 +102,12 @@ ENGINES = {
     "compiled": Engine(partial(_scan_layers, cpu.layer_scan), "cpu"),
     "reference": Engine(reference_scan),
     "triton": Engine(partial(_scan_layers, triton.layer_scan), "cuda"),
+    "triton_mm": Engine(
+        partial(_scan_layers, partial(triton.layer_scan, multiplies=False)), "cuda"
+    ),
 }
 """Engines by name. ``reference`` defines the correct result; the others equal it in values and
-gradients. "auto" takes the engine made for the device if it passes ``check_against_reference``."""
+gradients. "auto" takes the first one for the device that passes ``check_against_reference``."""
 
 
 def recurrent_scan(
@@ -214,7 +217,7 @@ _chosen: dict[tuple[object, ...], str] = {}
 
 
 def fastest_engine(mode: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the engine of "auto": the one made for the device if it works, else ``reference``.
+    """Return the engine of "auto": the first made for the device that works, or ``reference``.
 
     Two small random cases are compared with ``reference`` on the CPU in float64, once per process
     and before the first scan, for each device, kind of layer and dtypes. An engine that raises or
@@ -228,21 +231,21 @@ def fastest_engine(mode: str, device: torch.device, dtype: torch.dtype) -> str:
         tolerance = _TOLERANCES[operand_dtype]
         if operand_dtype == torch.float32 and device.type == "cuda" and tf32_in_layers():
             tolerance = _TOLERANCE_TF32
-        made_for_device = (name for name, each in ENGINES.items() if each.device == device.type)
-        chosen = next(made_for_device, "reference")
-        if chosen != "reference":
+        engines = [name for name, each in ENGINES.items() if each.device == device.type]
+        engines.append("reference")
+        while (chosen := engines.pop(0)) != "reference":
             try:
                 for seed in (0, 1):  # the second reuses the buffers of the first
                     case = mode, device, dtype, tolerance, seed
                     check_against_reference(ENGINES[chosen], *case)
+                break
             except Exception as error:  # training continues without this engine in any case
                 warnings.warn(
-                    f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
+                    f"scan_engine is 'auto', which takes '{engines[0]}' for a {mode} with"
                     f" {operand_dtype} products on {device}: '{chosen}', which is faster, failed"
-                    f" a comparison with it ({type(error).__name__}: {error}).",
+                    f" a comparison with 'reference' ({type(error).__name__}: {error}).",
                     stacklevel=3,
                 )
-                chosen = "reference"
         _chosen[key] = chosen
     return _chosen[key]
 

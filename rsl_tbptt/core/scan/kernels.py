@@ -1,9 +1,10 @@
-"""Triton kernels: what one step of a cell does besides its matrix product.
+"""Triton kernels: one step of a cell, with its matrix product or without.
 
 They are written from the cell's equations (``kernels_of``), for torch's LSTM and GRU, too. A kernel
 runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
-``unit // H``. These are the buffers of a window, of which ``step`` selects a part; a cell has G
-gates and S tensors of its state, the first of which is h::
+``unit // H``. A program of a kernel with the product has some hidden units of some environments,
+and multiplies all of h' of these by the weights of those. These are the buffers of a window, of
+which ``step`` selects a part; a cell has G gates and S tensors of its state, the first is h::
 
     gates        (T, N, G, H)      inputs of the activations, which the backward pass overwrites
                                    with their gradients: of x alone, of both, of h alone
@@ -13,6 +14,7 @@ gates and S tensors of its state, the first of which is h::
     grads        (T, N, H)         gradient of h after each step, from the outputs
     grad_hidden  (N, H)            gradient of the next step's operands, from its product
     carry        (S, N, H)         gradient of the next step's states that bypasses that product
+    weights      (rows, H)         of h: for the gates of both, then of h alone
 
 Writes are disjoint: each unit belongs to one program, and each value that a kernel stores has an
 address of its own for each unit. Gates and carry, which a kernel reads and overwrites, it reads at
@@ -29,6 +31,7 @@ gradients are cleared by selection, so a NaN does not survive.
 
 import functools
 import linecache
+from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -38,7 +41,7 @@ from triton.language import constexpr
 from rsl_tbptt.core.scan.cells import Cell
 from rsl_tbptt.core.scan.equations import statements_of
 
-for_all_steps = triton.jit(do_not_specialize=["step", "T"])
+for_all_steps = triton.jit(do_not_specialize=["step", "T", "has_next"])
 """Compiles a kernel once; by default Triton would do so again for the steps 1 and 16, 32, ..."""
 
 
@@ -94,6 +97,33 @@ def _clear(values, flags, here):
     return tl.where(tl.load(flags, here, 0) != 0, 0.0, values)
 
 
+@triton.jit
+def multiply(rows, columns, sums, PRECISION: constexpr):
+    """Return ``sums + rows @ columns``."""
+    return tl.dot(rows, columns, sums, input_precision=PRECISION, out_dtype=sums.dtype)
+
+
+@triton.jit
+def _tile(step, T, N, H: constexpr, BLOCK_N: constexpr, BLOCK_H: constexpr):
+    """Return the program's environments and hidden units, and what ``_units`` returns of them.
+
+    Shapes: (BLOCK_N,) and (BLOCK_H,); all else (BLOCK_N, BLOCK_H), or a number.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    here = (n < N)[:, None] & (h < H)[None, :]
+    unit = n[:, None] * H + h[None, :]
+    flag = step.to(tl.int64) * N + n[:, None] + 0 * h[None, :]
+    at = step.to(tl.int64) * N * H + unit
+    later = here & (flag < (T.to(tl.int64) - 1) * N)
+    return n, h, here, later, unit, flag, at, (T.to(tl.int64) + 1) * N * H
+
+
+NAMES = ("begin", "forward", "backward", "forward_with_product", "backward_with_product")
+"""Of a cell's kernels, after its own name."""
+_ZEROS = "tl.full((BLOCK_N, BLOCK_H), 0.0, states.dtype.element_ty)"
+_PRODUCT = """columns = tl.load(right + {1} * H * H, there, 0.0)
+        sum_{0} = multiply(rows, columns, sum_{0}, PRECISION)"""
 _KERNELS_OF_A_CELL = """
 @for_all_steps
 def {name}_begin({given}, states, operands, starts, step, T, N, H: constexpr, BLOCK: constexpr):
@@ -116,14 +146,53 @@ def {name}_backward(
     gate = at + flag * ({G} - 1) * H
     dh = _clear(_load(grad_hidden + unit, here), starts + flag + N, later) + _load(grads + at, here)
     {backward}
+
+@for_all_steps
+def {name}_forward_with_product(
+    gates, weights, states, operands, starts, step, T, N, H: constexpr,
+    BLOCK_N: constexpr, BLOCK_H: constexpr, BLOCK_K: constexpr, PRECISION: constexpr
+):
+    n, h, here, later, unit, flag, at, size = _tile(step, T, N, H, BLOCK_N, BLOCK_H)
+    gate = at + flag * ({G} - 1) * H
+    left = operands + (step.to(tl.int64) * N + n)[:, None] * H
+    {zeros}
+    for first in range(0, H, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        rows = tl.load(left + k[None, :], (n < N)[:, None] & (k < H)[None, :], 0.0)
+        right, there = weights + h[None, :] * H + k[:, None], (h < H)[None, :] & (k < H)[:, None]
+        {products}
+    {forward_of_sums}
+    tl.store(operands + at + N * H, _clear({h}, starts + flag + N, later), later)
+
+@for_all_steps
+def {name}_backward_with_product(
+    gates, weights, states, grads, carry, starts, has_next, step, T, N, H: constexpr,
+    BLOCK_N: constexpr, BLOCK_H: constexpr, BLOCK_K: constexpr, PRECISION: constexpr
+):
+    n, h, here, later, unit, flag, at, size = _tile(step, T, N, H, BLOCK_N, BLOCK_H)
+    gate = at + flag * ({G} - 1) * H
+    left = gates + (((step.to(tl.int64) + 1) * N + n)[:, None] * {G} + {first}) * H
+    next_rows = (n < N) & (step + 1 + 0 * n < T)
+    dh = {zero}
+    for first in range(0, ({G} - {first}) * H, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        there = k < ({G} - {first}) * H
+        rows = tl.load(left + k[None, :], next_rows[:, None] & there[None, :], 0.0)
+        right = weights + k[:, None] * H + h[None, :]
+        columns = tl.load(right, there[:, None] & (h < H)[None, :], 0.0)
+        dh = multiply(rows, columns, dh, PRECISION)
+    dh = tl.where(later & (has_next + 0 * unit != 0), _clear(dh, starts + flag + N, later), 0.0)
+    dh += _load(grads + at, here)
+    {backward}
 """
 
 
 @functools.cache
 def kernels_of(cell: Cell) -> dict[str, Any]:
-    """Define and return a cell's kernels: "begin", "forward" and "backward".
+    """Define and return a cell's kernels by name.
 
-    "begin" writes the given state, one tensor (N, H) each, as that before step 0.
+    "begin" writes the given state, one tensor (N, H) each, as that before step 0. "forward" and
+    "backward" follow and precede a product of torch; "..._with_product" contain it.
     """
     G, S, first = cell.num_gates, cell.num_states, cell.input_gates
     made = statements_of(cell.equations, G, S)
@@ -139,29 +208,46 @@ def kernels_of(cell: Cell) -> dict[str, Any]:
     }
     inputs |= {f"grad_after({s})": f"_load({at}, here)" for s, at in enumerate(carry)}
     inputs["grad_after(0)"] += " + dh"
-
-    def lines(statements: list[tuple[str, str]], at: list[str], values: list[str]) -> str:
-        body = [f"{name} = {inputs.get(text, text)}" for name, text in statements]
-        stores = [f"tl.store({a}, {b}, here)" for a, b in zip(at, values, strict=True)]
-        return "\n    ".join([*body, *stores])
-
     given = ["h", "c"][:S]
     given_values = [f"_load({tensor} + unit, here)" for tensor in given]
     grad_before = [f"_clear({value}, starts + flag, here)" for value in made.grad_before]
+    # A product adds to the inputs of the gates of h, whose sums the backward pass reads.
+    of_h = {f"gate({k})": at for k, at in enumerate(order) if at >= first}
+    with_sums = {text: f"{inputs[text]} + sum_{at}" for text, at in of_h.items()}
+    sums = {f"gates + gate + {order[k]} * H": made.forward[k][0] for k in range(G)}
+    states = dict(zip(after, made.after, strict=True))
     source = _KERNELS_OF_A_CELL.format(
         name=cell.name.lower(),
         G=G,
+        first=first,
+        zero=_ZEROS,
         h=made.after[0],
         h_before=given_values[0],
         given=", ".join(given),
-        begin=lines([], before, given_values),
-        forward=lines(made.forward, after, made.after),
-        backward=lines(made.backward, gates + carry, made.grad_gates + grad_before),
+        begin=_lines([], dict(zip(before, given_values, strict=True))),
+        forward=_lines(made.forward, states, inputs),
+        zeros="\n    ".join(f"sum_{k} = {_ZEROS}" for k in range(first, G)),
+        products="\n        ".join(_PRODUCT.format(k, k - first) for k in range(first, G)),
+        forward_of_sums=_lines(made.forward, sums | states, inputs | with_sums),
+        backward=_lines(
+            made.backward,
+            dict(zip(gates + carry, made.grad_gates + grad_before, strict=True)),
+            inputs,
+        ),
     )
     # Two cells may have one name, so each has a file and a namespace of its own.
     namespace = _namespace_of(source, f"<kernels of {cell.name}, {id(cell)}>")
-    names = ("begin", "forward", "backward")
-    return {name: namespace[f"{cell.name.lower()}_{name}"] for name in names}
+    return {name: namespace[f"{cell.name.lower()}_{name}"] for name in NAMES}
+
+
+def _lines(
+    statements: list[tuple[str, str]], stores: dict[str, str], inputs: Mapping[str, str] = {}
+) -> str:
+    """Return statements, whose inputs have these expressions, and stores of values by address."""
+    body = [f"{name} = {inputs.get(text, text)}" for name, text in statements]
+    return "\n    ".join(
+        [*body, *(f"tl.store({at}, {value}, here)" for at, value in stores.items())]
+    )
 
 
 def _namespace_of(source: str, file: str) -> dict[str, Any]:

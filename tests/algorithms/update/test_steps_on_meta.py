@@ -40,7 +40,7 @@ class Transfers(TorchDispatchMode):
 def meta(monkeypatch):
     """Stand in for what torch lacks on the meta device: fused optimisers, Triton and autocast."""
     monkeypatch.setattr(base, "step_at", lambda optimizer, rate: None)
-    monkeypatch.setattr(scan.triton, "_kernel", lambda *_: lambda *_: None)
+    monkeypatch.setattr(scan.triton, "_kernel", lambda *_: lambda *_, **__: None)
     monkeypatch.setitem(scan.ENGINES, "triton", scan.ENGINES["triton"]._replace(device=None))
 
     def of_cpu(function):

@@ -11,7 +11,7 @@ from support.waiting import waits_are_errors
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.scan import CELLS, recurrent_scan
 
-made_for_cuda = pytest.mark.engines("triton")
+made_for_cuda = pytest.mark.engines("triton", "triton_mm")
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: {"rtol": 2e-2, "atol": 2e-2}}
 
 

@@ -26,7 +26,7 @@ from rsl_tbptt.core.scan import num_states, recurrent_scan
 SAME: dict[str, Any] = {"rtol": 0, "atol": 0}
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: WINDOW_FLOAT32}
 
-hand_written = pytest.mark.engines("compiled", "triton")
+hand_written = pytest.mark.engines("compiled", "triton", "triton_mm")
 
 
 def tolerance_of(engine, dtype, device):
@@ -37,7 +37,7 @@ def tolerance_of(engine, dtype, device):
 
 def examples_for(engine, device):
     """Return the settings of a property: in the interpreter an example takes half a second."""
-    if engine == "triton" and device.type == "cpu":
+    if engine.startswith("triton") and device.type == "cpu":
         return settings(max_examples=6, phases=set(Phase) - {Phase.shrink})
     return settings()
 

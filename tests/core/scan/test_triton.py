@@ -16,13 +16,14 @@ import pytest
 import torch
 from support.launches import Launches
 from support.scan_cases import H, assert_all_close, check_tanh, make_case, values_and_gradients
-from support.tolerances import EXACT_FLOAT64
+from support.tolerances import EXACT_FLOAT64, WINDOW_FLOAT32
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import CELLS, recurrent_scan, triton, unchanged_weights
+from rsl_tbptt.core.hidden_state import from_tensors
+from rsl_tbptt.core.scan import CELLS, num_states, recurrent_scan, triton, unchanged_weights
 from rsl_tbptt.core.scan.cells import OF_TORCH
 
-pytestmark = pytest.mark.engines("triton")
+pytestmark = pytest.mark.engines("triton", "triton_mm")
 
 WAITING = (
     "_local_scalar_dense",
@@ -36,6 +37,7 @@ WAITING = (
 """Operations whose result or its size the host has to know."""
 
 L, T = 2, 5
+PASSES = ("forward", "backward")
 
 
 @pytest.fixture
@@ -63,9 +65,14 @@ def test_the_host_never_asks_the_device(launches):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(launches, cell, autocast, device):
-    """All else that is launched does not depend on the number of steps."""
+def test_a_step_is_a_kernel_for_each_layer_and_pass(launches, engine, cell, autocast, device):
+    """All else that is launched does not depend on the number of steps.
+
+    Without kernels that multiply, a step is a product and a kernel.
+    """
     forward, backward = ["addmm_", f"{cell.lower()}_forward"], [f"{cell.lower()}_backward", "mm"]
+    if engine == "triton":
+        forward, backward = ([f"{cell.lower()}_{name}_with_product"] for name in PASSES)
     if device.type == "cuda":  # its backward pass has its own thread, where nothing is counted
         backward = []
     for with_backward, expected in ((False, forward), (True, forward + backward)):
@@ -91,7 +98,10 @@ def test_a_layer_launches_little_beyond_its_steps(engine, cell, device, needs_dx
         num_forward = len(launched.names)
         torch.autograd.grad(outputs, leaves, gradient)
     forward, backward = launched.names[:num_forward], launched.names[num_forward:]
-    beyond = len(forward) - 2 * T, len(backward) - (2 * T - 1)  # step 0 has no product backward
+    of_steps = (
+        (T, T) if engine == "triton" else (2 * T, 2 * T - 1)
+    )  # step 0 has no product backward
+    beyond = len(forward) - of_steps[0], len(backward) - of_steps[1]
     of_forward, of_backward = BEYOND_STEPS[cell]
     counted = slice(1) if device.type == "cuda" else slice(2)  # see above
     assert beyond[counted] == (of_forward, of_backward + needs_dx)[counted], launched.names
@@ -141,6 +151,20 @@ def test_no_program_reads_what_another_writes(engine, cell, device, monkeypatch)
         assert_all_close(values_and_gradients(*case, engine), one_program, rtol=0, atol=0)
 
 
+@pytest.mark.engines("triton")
+@pytest.mark.parametrize("tile", [*triton.TILES, triton.Tile(16, 16, 4)])
+def test_tiles_that_are_not_full(engine, cell, device, monkeypatch, tile):
+    torch.manual_seed(0)
+    dtype = torch.float32 if device.type == "cuda" else torch.float64  # no GPU's kernels have that
+    rnn = CELLS[cell](3, 20, device=device).to(dtype)
+    inputs = torch.randn(4, 21, 3, dtype=dtype, device=device)
+    state = from_tensors([torch.randn(1, 21, 20).to(inputs) for _ in range(num_states(cell))])
+    case = rnn, inputs, state, torch.rand(4, 21, device=device) < 0.3
+    monkeypatch.setattr(triton, "TILES", (tile,) * 3)
+    got, want = (values_and_gradients(*case, name, (2,)) for name in (engine, "reference"))
+    assert_all_close(got, want, **EXACT_FLOAT64 if dtype == torch.float64 else WINDOW_FLOAT32)
+
+
 def test_without_triton_the_engine_says_so(device, monkeypatch):
     monkeypatch.delattr(scan, "kernels", raising=False)
     monkeypatch.setitem(sys.modules, "rsl_tbptt.core.scan.kernels", None)
@@ -155,8 +179,8 @@ def tanh_of(x):
     gates[0, :, 0], gates[0, :, 2] = x, -math.inf
     states, operands = x.new_zeros(1, 2, num_envs, 1), x.new_zeros(1, num_envs, 1)
     starts = torch.zeros(1, num_envs, dtype=torch.bool, device=x.device)
-    run = triton._kernel(OF_TORCH["GRU"], "forward", num_envs)
-    run(gates, states, operands, starts, 0, 1, num_envs, 1, triton._BLOCK)
+    run = triton._of_units(OF_TORCH["GRU"], "forward", num_envs)
+    run(gates, states, operands, starts, 0, 1, num_envs, 1)
     return states[0, 1].flatten()
 
 
@@ -165,7 +189,7 @@ def test_tanh_is_right_to_the_last_digits_over_all_sizes(engine, dtype, device):
 
 
 @pytest.mark.long
-def test_kernels_compile_for_gpus_and_load_16_bytes_at_once(tmp_path):
+def test_kernels_compile_for_gpus_without_spills_and_load_16_bytes_at_once(tmp_path):
     """A process of its own compiles them: in this one, they run in the interpreter."""
     pytest.importorskip("triton", reason="this torch came without Triton")
     variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -177,8 +201,14 @@ def test_kernels_compile_for_gpus_and_load_16_bytes_at_once(tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assemblies = json.loads(result.stdout)
+    compiled = json.loads(result.stdout)
+    assemblies, resources = compiled["assemblies"], compiled["resources"]
     assert len(assemblies) == 3 * 3 * len(CELLS) * 3  # targets, kernels, dtypes
     for name, assembly in assemblies.items():
         if re.match("(80|90) .* fp32 fp32", name):
             assert re.search(r"ld\.global\S*\.v4", assembly), name
+    # Targets (AMD's have no TF32), kernels, sizes.
+    assert len(resources) == (2 * 3 + 2) * 2 * len(CELLS) * 3
+    # The assembler may put a few numbers aside to run one more program at the same time.
+    assert {name: each for name, each in resources.items() if each[1] > 16} == {}
+    assert max(shared for _, _, shared in resources.values()) <= 96 * 2**10
