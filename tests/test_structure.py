@@ -10,10 +10,10 @@ from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
     "files, rsl_tbptt": 94,
-    "lines, rsl_tbptt": 11_416,
-    "lines, rsl_tbptt/tools": 3_148,
+    "lines, rsl_tbptt": 11_424,
+    "lines, rsl_tbptt/tools": 3_156,
     "lines, rsl_tbptt/algorithms": 3_728,
-    "lines, tests": 18_210,
+    "lines, tests": 18_219,
     "lines, scripts": 2_403,
     "lines, tasks": 1_602,
     "lines, JavaScript": 349,

@@ -120,6 +120,7 @@ def test_the_page_knows_the_functions_that_are_let_through():
     [
         ("positions of joints as actions", lambda r, _: r["actions"][0].update(kind="Effort")),
         ("known scales and offsets", lambda r, _: r["actions"][0].update(offset=None)),
+        ("no clips of targets", lambda r, _: r["actions"][0].update(clip=[-1.0, 1.0])),
         ("a velocity in the plane", lambda r, _: r.pop("command_ranges")),
         ("a known step_dt", lambda r, _: r.pop("step_dt")),
         ("one base that moves freely", lambda _, m: m.jnt_type.__setitem__(0, 3)),
@@ -150,6 +151,16 @@ def test_observations_that_a_page_cannot_compute_are_refused(robot, model, chang
     change(robot["observation_groups"]["policy"])
     with pytest.raises(ValueError, match="no height scans and no images"):
         list(web._terms("It", [45], "policy", robot, model))
+
+
+def test_a_sensor_without_noise_may_be_wrong(robot, model):
+    robot = copy.deepcopy(robot)
+    for term in robot["observation_groups"]["policy"]["terms"]:
+        for name in ("noise", "parameters", "modifiers", "clip"):
+            term.pop(name, None)
+    first, *_, last = web._terms("It", [45], "policy", robot, model)
+    assert (first["noise"], first["error"]) == (0.0, 0.1)
+    assert "noise" not in last
 
 
 def test_rough_ground_is_refused_before_a_file_is_written(tmp_path, without_npm, capsys):

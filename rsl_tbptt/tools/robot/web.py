@@ -112,6 +112,7 @@ def _moved(robot: Mapping[str, Any], model: Any) -> dict[str, Any]:
         f"one base that moves freely, it has {len(free)}": len(free) == 1,
         f"positions of joints as actions, they are {kinds}": kinds == ["JointPositionAction"],
         "known scales and offsets of actions": scale is not None and offset is not None,
+        "no clips of targets": not any(action.get("clip") for action in robot.get("actions", ())),
         "a velocity in the plane as command": len(velocities) > 0,
         # Any other motor gets its force from the simulator's Python.
         "motors that MuJoCo moves to a position": len(motors) > 0
@@ -121,7 +122,8 @@ def _moved(robot: Mapping[str, Any], model: Any) -> dict[str, Any]:
     if missing := [need for need, there in needs.items() if not there]:
         raise ValueError(f"A page cannot simulate this robot, expected {'; '.join(missing)}.")
     groups = robot["observation_groups"].values()
-    parameters = [term["parameters"] for group in groups for term in group.get("terms", ())]
+    terms = [term for group in groups for term in group.get("terms", ())]
+    parameters = [term.get("parameters", {}) for term in terms]
     feet = next((each["sensor_names"] for each in parameters if "sensor_names" in each), ())
     actions = {"actuators": motors, "scale": scale, "offset": offset}
     return {
@@ -177,7 +179,11 @@ def _terms(
     """
     described = robot["observation_groups"].get(group, {})
     terms = described.get("terms", ())
-    unknown = [t["name"] for t in terms if t["function"] not in FUNCTIONS or t["modifiers"]]
+    unknown = [
+        term["name"]
+        for term in terms
+        if term.get("function") not in FUNCTIONS or term.get("modifiers")
+    ]
     by_time = described.get("history_order") == "time"
     if not terms or unknown or by_time or described["shape"] != shape:
         raise ValueError(
@@ -188,10 +194,12 @@ def _terms(
     joints = _numbers(model.joint(number).name for number in range(model.njnt))
     zeros = dict(zip(robot["joint_names"], robot["default_joint_pos"], strict=True))
     for term in terms:
-        entry = {key: term[key] for key in ("function", "clip", "noise", "error") if key in term}
+        entry = {"function": term["function"], "clip": term.get("clip")}
+        if {"noise", "error"} & term.keys():
+            entry |= {"noise": term.get("noise", 0.0), "error": term.get("error", 0.0)}
         entry |= {"width": unitree.width_of(term), "history": unitree.history(term)}
         entry |= {"scale": unitree.scale_of(term), "late": term.get("delay_max_lag", 0)}
-        if sensor := term["parameters"].get("sensor_name"):
+        if sensor := term.get("parameters", {}).get("sensor_name"):
             entry |= {"function": "builtin_sensor", "adr": int(model.sensor(sensor).adr[0])}
         if term["function"] in ("joint_pos_rel", "joint_vel_rel"):
             names = unitree.joints_of(term, robot)
