@@ -10,12 +10,12 @@ from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
     "files, rsl_tbptt": 94,
-    "lines, rsl_tbptt": 11_424,
-    "lines, rsl_tbptt/tools": 3_156,
+    "lines, rsl_tbptt": 11_432,
+    "lines, rsl_tbptt/tools": 3_162,
     "lines, rsl_tbptt/algorithms": 3_728,
-    "lines, tests": 18_219,
+    "lines, tests": 18_224,
     "lines, scripts": 2_403,
-    "lines, tasks": 1_602,
+    "lines, tasks": 1_604,
     "lines, JavaScript": 349,
     "words, manual": 17_018,
     "lines, longest function": 60,

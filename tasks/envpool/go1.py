@@ -291,9 +291,11 @@ class Go1Env(EnvPoolEnv):
             "joint_vel_rel": ("noise_joint_vel", 0.0),
         }
         terms, level = _terms(POLICY), self.settings["noise_level"]
-        for term, (noise, error) in zip(terms, sensed.values(), strict=False):
-            term |= {"noise": level * self.settings[noise], "error": error}
-            term["delay_max_lag"] = self.faults.observation_delay
+        for term in terms:
+            if term["function"] in sensed:
+                noise, error = sensed[term["function"]]
+                term |= {"noise": level * self.settings[noise], "error": error}
+                term["delay_max_lag"] = self.faults.observation_delay
         return terms
 
     def mujoco_spec(self) -> Any:

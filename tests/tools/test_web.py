@@ -61,6 +61,12 @@ def test_the_page_has_files_for_each_policy_and_is_written_again(tmp_path, witho
         assert (page / file).is_file()
 
 
+def test_a_title_is_refused_that_two_policies_have(tmp_path, without_npm, capsys):
+    words = ["web", str(STUDENT), str(STUDENT), "--output", str(tmp_path / "page")]
+    assert main(words) == 1
+    assert "Two policies have the title 'go1_real_student'" in capsys.readouterr().err
+
+
 def test_another_program_s_folder_is_not_touched(tmp_path, without_npm, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("mine")
@@ -140,6 +146,7 @@ def test_a_robot_that_a_page_cannot_move_is_refused(robot, model, lack, change):
     [
         lambda group: group["terms"][0].update(function="height_scan"),
         lambda group: group["terms"][0].update(modifiers=["filter"]),
+        lambda group: group["terms"][0].update(parameters={"sensor_name": "radar"}),
         lambda group: group.update(history_order="time"),
         lambda group: group.update(shape=[46]),
         lambda group: group.pop("terms"),

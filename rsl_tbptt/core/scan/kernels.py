@@ -181,7 +181,8 @@ def {name}_backward_with_product(
         right = weights + k[:, None] * H + h[None, :]
         columns = tl.load(right, there[:, None] & (h < H)[None, :], 0.0)
         dh = multiply(rows, columns, dh, PRECISION)
-    dh = tl.where(later & (has_next + 0 * unit != 0), _clear(dh, starts + flag + N, later), 0.0)
+    follows = later & (has_next + 0 * unit != 0)  # compares blocks: interpreters need that
+    dh = tl.where(follows, _clear(dh, starts + flag + N, later), 0.0)
     dh += _load(grads + at, here)
     {backward}
 """
@@ -214,7 +215,8 @@ def kernels_of(cell: Cell) -> dict[str, Any]:
     # A product adds to the inputs of the gates of h, whose sums the backward pass reads.
     of_h = {f"gate({k})": at for k, at in enumerate(order) if at >= first}
     with_sums = {text: f"{inputs[text]} + sum_{at}" for text, at in of_h.items()}
-    sums = {f"gates + gate + {order[k]} * H": made.forward[k][0] for k in range(G)}
+    names = {text: name for name, text in made.forward}
+    sums = {f"gates + gate + {at} * H": names[text] for text, at in of_h.items()}
     states = dict(zip(after, made.after, strict=True))
     source = _KERNELS_OF_A_CELL.format(
         name=cell.name.lower(),

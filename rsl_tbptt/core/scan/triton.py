@@ -56,11 +56,14 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_SUMS = 4
 """Gates of h up to which a kernel contains the product: each takes registers for its sum."""
 
+_MOST_BYTES = 2**21
+"""Bytes of a step's operands up to which a kernel contains the product."""
+
 _MOST_NUMBERS = 6
 """Gates and states of a cell up to which the largest tile fits into registers."""
 
-_MOST_BYTES = 2**21
-"""Bytes of a step's operands up to which it does."""
+_BYTES_OF_A_ROW = 128
+"""Of the factors that a program multiplies at once."""
 
 _PROGRAMS = 128
 """Programs of a launch that keep the multiprocessors of a large GPU busy."""
@@ -73,7 +76,7 @@ _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 
 
 class Tile(NamedTuple):
-    """How a kernel that contains the product divides a step."""
+    """The environments and hidden units of a program that contains the product, and its warps."""
 
     envs: int
     units: int
@@ -92,9 +95,6 @@ class Tile(NamedTuple):
 
 TILES = (Tile(64, 32, 8), Tile(64, 16, 8), Tile(32, 16, 4))
 """From the largest, which reads the least: the first one with enough programs is taken."""
-
-_BYTES_OF_A_ROW = 128
-"""Of the factors that a program multiplies at once."""
 
 
 def layer_scan(

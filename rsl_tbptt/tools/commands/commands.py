@@ -374,7 +374,11 @@ def web(
     trust: Trust = (),
     where: Where,
 ) -> None:
-    """Write a page that simulates a robot of MuJoCo and its policies in the browser."""
+    """Write a page that simulates a robot of MuJoCo and its policies in the browser.
+
+    Raises:
+        ValueError: If two policies have the same title.
+    """
     from rsl_tbptt.deploy import METADATA
     from rsl_tbptt.tools.robot.bundle import LoneBundle
     from rsl_tbptt.tools.robot.web import write_page
@@ -383,10 +387,11 @@ def web(
     read: dict[str, Any] = {}
     for word in policies:
         title, _, path = word.rpartition("=")
-        is_bundle = Path(path, METADATA).is_file()
-        file, platform = Path(path), where.platform_name
-        policy = LoneBundle(file, platform) if is_bundle else where.run(file, None, trust)
-        read[title or Path(path).stem] = policy
+        file = Path(path)
+        if (title := title or file.stem) in read:
+            raise ValueError(f"Two policies have the title '{title}', expected TITLE=POLICY.")
+        is_bundle, platform = (file / METADATA).is_file(), where.platform_name
+        read[title] = LoneBundle(file, platform) if is_bundle else where.run(file, None, trust)
     folder = write_page(read, output, **where.options())
     print(f"wrote {folder}: look at it with `python -m http.server --directory {folder}`")
 

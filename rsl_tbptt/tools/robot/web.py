@@ -179,10 +179,14 @@ def _terms(
     """
     described = robot["observation_groups"].get(group, {})
     terms = described.get("terms", ())
+    sensors = {model.sensor(number).name: number for number in range(model.nsensor)}
+    sensor_of = [term.get("parameters", {}).get("sensor_name") for term in terms]
     unknown = [
         term["name"]
-        for term in terms
-        if term.get("function") not in FUNCTIONS or term.get("modifiers")
+        for term, sensor in zip(terms, sensor_of, strict=True)
+        if term.get("function") not in FUNCTIONS
+        or term.get("modifiers")
+        or sensor not in (None, *sensors)
     ]
     by_time = described.get("history_order") == "time"
     if not terms or unknown or by_time or described["shape"] != shape:
@@ -193,14 +197,15 @@ def _terms(
         )
     joints = _numbers(model.joint(number).name for number in range(model.njnt))
     zeros = dict(zip(robot["joint_names"], robot["default_joint_pos"], strict=True))
-    for term in terms:
+    for term, sensor in zip(terms, sensor_of, strict=True):
         entry = {"function": term["function"], "clip": term.get("clip")}
         if {"noise", "error"} & term.keys():
             entry |= {"noise": term.get("noise", 0.0), "error": term.get("error", 0.0)}
         entry |= {"width": unitree.width_of(term), "history": unitree.history(term)}
         entry |= {"scale": unitree.scale_of(term), "late": term.get("delay_max_lag", 0)}
-        if sensor := term.get("parameters", {}).get("sensor_name"):
-            entry |= {"function": "builtin_sensor", "adr": int(model.sensor(sensor).adr[0])}
+        if sensor:
+            adr = int(model.sensor_adr[sensors[sensor]])
+            entry |= {"function": "builtin_sensor", "adr": adr}
         if term["function"] in ("joint_pos_rel", "joint_vel_rel"):
             names = unitree.joints_of(term, robot)
             ids = [joints[name] for name in names]
