@@ -11,7 +11,7 @@ import pytest
 
 from scripts.ci.stats import ROOT
 from scripts.pipeline import run as pipeline
-from scripts.pipeline.run import Stage, StageError, read_record, run_stages
+from scripts.pipeline.run import Stage, StageError, child_environment, read_record, run_stages
 
 
 @pytest.fixture
@@ -180,3 +180,11 @@ def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, numb
     assert "interrupted: run the same command again to continue" in process.communicate()[1]
     assert process.returncode == 130
     assert_ended(folder)
+
+
+def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert child_environment("cpu")["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in child_environment("cuda:0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert child_environment("cpu")["OMP_NUM_THREADS"] == "8"

@@ -14,7 +14,6 @@ from rsl_tbptt.tools.platforms import (
     PLATFORMS,
     Simulation,
     Trained,
-    child_environment,
     executable,
     load_platform,
     platform_of,
@@ -254,14 +253,6 @@ def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
     with pytest.raises(ValueError, match="episode_length_buf is not 0 everywhere"):
         rsl_rl_alone.restart(Drawing(steps=3), 5)
     assert rsl_rl_alone.restart(Resetting(steps=3), 5)["policy"].shape == (2, 3)
-
-
-def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert child_environment("cpu")["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in child_environment("cuda:0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert child_environment("cpu")["OMP_NUM_THREADS"] == "8"
 
 
 def test_missing_program_names_the_remedy():

@@ -6,7 +6,6 @@ Each is a :class:`Platform` in a module of this folder. Importing one loads no s
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -171,24 +170,10 @@ def executable(command: list[str]) -> list[str]:
     if command[0] == "python":
         return [sys.executable, *command[1:]]
     # Next to this Python first: the environment need not be activated.
-    program = shutil.which(command[0], path=str(Path(sys.executable).parent))
-    program = program or shutil.which(command[0])
-    if program is None:
+    beside = shutil.which(command[0], path=str(Path(sys.executable).parent))
+    if (program := beside or shutil.which(command[0])) is None:
         raise FileNotFoundError(
             f"{command[0]} is neither next to {sys.executable} nor on the path: install this"
             " package with its isaaclab extra on Python 3.12, or with its mjlab extra."
         )
     return [program, *command[1:]]
-
-
-def child_environment(device: str) -> dict[str, str]:
-    """Return the environment variables for a command.
-
-    A second thread does not speed up networks of this size, and on busy cores threads wait for each
-    other: next to one other process on 2 cores an update took 4.8 s with two threads and 0.1 s with
-    one. A number that the user sets is kept.
-    """
-    environment = {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "Agg", **os.environ}
-    if device == "cpu":
-        environment.setdefault("OMP_NUM_THREADS", "1")
-    return environment

@@ -61,7 +61,7 @@ def one_file(spec: Any) -> str:
 
 def _write_mesh(element: Any, model: Any) -> None:
     """Write a mesh's numbers into its element, in the frame of its file."""
-    mujoco, name = import_module("mujoco"), _name(element)
+    mujoco, name = import_module("mujoco"), element.get("name")
     mesh = model.mesh(name).id
     first, number = model.mesh_vertadr[mesh], model.mesh_vertnum[mesh]
     vertices = model.mesh_vert[first : first + number].astype(float)
@@ -102,12 +102,6 @@ def with_fewer_faces(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarra
         faces = faces[(a != b) & (b != c) & (c != a)]
         cell *= 1.3
     return vertices, faces
-
-
-def _name(element: Any) -> str:
-    """Return the name of an asset, which is its file's if it has none."""
-    file = element.get("file", "").replace("\\", "/").rpartition("/")[2]
-    return element.get("name") or file.rpartition(".")[0]
 
 
 def _text(values: np.ndarray, form: str) -> str:
