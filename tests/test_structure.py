@@ -17,7 +17,7 @@ LIMITS = {
     "lines, scripts": 2_408,
     "lines, tasks": 1_604,
     "lines, JavaScript": 349,
-    "words, manual": 17_018,
+    "words, manual": 17_015,
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""
