@@ -3,7 +3,7 @@
 import difflib
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -232,13 +232,6 @@ class DistillationOptions(TeacherOptions, HeldOutOptions, AverageOptions, Option
             )
 
 
-_LACKING_IN_RSL_RL = """
-    num_micro_batches shuffle_envs extensions critic_warmup_iterations teacher_coef auxiliary
-    use_mixed_precision
-"""
-"""Options of PPO that rsl_rl's update lacks; mixed precision only before release 5.5."""
-
-
 @dataclass(kw_only=True)
 class PpoOptions(FineTuningOptions, Options):
     """Options of :class:`TbpttPPO`; names, meanings and defaults are rsl_rl's where it has them."""
@@ -319,27 +312,6 @@ class PpoOptions(FineTuningOptions, Options):
                 stacklevel=3,
             )
         warn_all(beyond_rollout("gradient_length", self.gradient_length, num_steps))
-
-    def check_symmetry(self, recurrent: bool, taken: Collection[str]) -> None:
-        """Check that rsl_rl's own update, which mirrors samples, can train what is asked for.
-
-        Args:
-            recurrent: Whether actor or critic has memory.
-            taken: Options of rsl_rl's PPO.
-
-        Raises:
-            NotImplementedError: If a model has memory.
-            ValueError: If an option is set that rsl_rl's update lacks.
-        """
-        if recurrent:
-            raise NotImplementedError(
-                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
-                " state exists for the mirrored trajectory: use examples/extensions/mirror.py."
-            )
-        for name in {*_LACKING_IN_RSL_RL.split()}.difference(taken):
-            default = getattr(PpoOptions, name)
-            if getattr(self, name) != default:
-                self.refuse(name, f"{default!r} with symmetry_cfg: rsl_rl's own update lacks it")
 
     def check_training(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
         """Check the options against the size of a training; do not call it to play a policy.

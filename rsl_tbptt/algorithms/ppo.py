@@ -28,13 +28,7 @@ from rsl_tbptt.algorithms.rnd import RndReward, rnd_objective
 from rsl_tbptt.algorithms.undo import whole_or_nothing
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.checkpoints import as_models
-from rsl_tbptt.compat.versions import (
-    PPO,
-    UPDATE_NORMALIZES,
-    MLPModel,
-    clip_gradients,
-    rnd_optimizer,
-)
+from rsl_tbptt.compat.versions import PPO, MLPModel, clip_gradients, rnd_optimizer
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -75,15 +69,14 @@ class TbpttPPO(Algorithm, PPO):
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
             rnd_cfg: rsl_rl's description of random network distillation, or None.
-            symmetry_cfg: rsl_rl's description of symmetries, or None; for models without memory,
-                whose samples rsl_rl's own update mirrors.
+            symmetry_cfg: Must be None.
             **options: Fields of :class:`PpoOptions`.
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another, if the actor has no
                 distribution, or if a model cannot read a group of that type.
-            NotImplementedError: If a model cannot be replayed, ``symmetry_cfg`` meets one with
-                memory, or ``student_action_std`` finds no parameter to set.
+            NotImplementedError: If a model cannot be replayed, ``symmetry_cfg`` is set, or
+                ``student_action_std`` finds no parameter to set.
         """
         self.options = PpoOptions.parse(options)
         if actor.distribution is None:
@@ -94,8 +87,10 @@ class TbpttPPO(Algorithm, PPO):
         self._has_memory = actor.is_recurrent or critic.is_recurrent
         arguments = {k: v for k, v in vars(self.options).items() if k in _TAKEN_BY_RSL_RL}
         if symmetry_cfg:
-            self.options.check_symmetry(self._has_memory, _TAKEN_BY_RSL_RL)
-            arguments["symmetry_cfg"] = symmetry_cfg
+            raise NotImplementedError(
+                "symmetry_cfg is set, expected None: no hidden state exists for the mirrored"
+                " trajectory: use examples/extensions/mirror.py, or rsl_rl's PPO without memory."
+            )
         self.options.check_rollout(storage.num_transitions_per_env, self._has_memory)
         super().__init__(
             actor,
@@ -252,8 +247,6 @@ class TbpttPPO(Algorithm, PPO):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 it. Parameters, optimiser and normaliser are then as before the update.
         """
-        if self.symmetry:
-            return self._update_by_rsl_rl()
         self.begin_update()
         steps, health = [], {}
         for _ in range(self.options.num_learning_epochs):
@@ -399,14 +392,6 @@ class TbpttPPO(Algorithm, PPO):
         for objective in others:  # RND's predictor
             obs = stored.observations.select(*objective.replay.model.obs_groups["rnd_state"])
             objective.rollout, objective.states = everything.with_observations(obs, {}), None
-
-    def _update_by_rsl_rl(self) -> Values:
-        """Train models without memory by rsl_rl's own update, which mirrors their samples."""
-        means = PPO.update(self)
-        if not UPDATE_NORMALIZES:
-            self._update_normalizers()
-        means |= {"rate": self.learning_rate}
-        return {name: self.rate.new_tensor(value) for name, value in means.items()}
 
     def _update_normalizers(self) -> None:
         """Update the normalisers with the rollout."""

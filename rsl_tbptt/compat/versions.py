@@ -41,10 +41,6 @@ else:
     CLIPS_TOGETHER = True
 
 
-UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
-"""Whether rsl_rl's update also updates normalisers; releases before 5.5 do so in every step."""
-
-
 def import_function(option: str, value: Any, others: Iterable[str]) -> Callable[..., Any]:
     """Return the function, class or cell that an option names, or the function itself.
 

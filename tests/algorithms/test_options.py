@@ -60,7 +60,6 @@ DISTILLATION: list[tuple[dict[str, Any], str]] = [
 ]
 TEACHER: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8}
 MLPS: dict[str, Any] = {"actor": "mlp", "critic": "mlp"}
-MIRRORED: dict[str, Any] = {**MLPS, "symmetry_cfg": {"use_mirror_loss": True}}
 NORMALIZED: dict[str, Any] = {"num_steps": 1, "normalize_advantage_per_mini_batch": True}
 PPO_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"num_mini_batches": 5}, "num_mini_batches is 5, .* num_envs, 4"),
@@ -72,9 +71,6 @@ PPO_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({**NORMALIZED, **MLPS, "num_mini_batches": 4}, "number of samples is 1 in the smallest"),
     ({**TEACHER, "teacher_coef_end": 0.9}, "teacher_coef_end is 0.9"),
     (TEACHER, r"teacher_coef is 0\.8 and no teacher was set, expected"),
-    ({**MIRRORED, "auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None wi"),
-    ({**MIRRORED, **TEACHER}, "teacher_coef is 0.8"),
-    ({**MIRRORED, "num_micro_batches": 2}, "num_micro_batches is 2, expected 1 with symmetry_cfg"),
     ({"actor_kwargs": {"distribution_cfg": None}}, r"actor.distribution_cfg is None, expected a d"),
 ]
 
@@ -237,3 +233,8 @@ def test_models_without_a_distribution_are_refused_before_a_rollout():
     with pytest.raises(ValueError, match=r"student.distribution_cfg is None, expected a distribut"):
         runner.learn(1)
     assert runner.alg.storage.step == 0
+
+
+def test_symmetry_is_refused():
+    with pytest.raises(NotImplementedError, match=r"symmetry_cfg is set, .* no hidden state"):
+        make_ppo(TbpttPPO, 6, 4, symmetry_cfg={"use_mirror_loss": True})

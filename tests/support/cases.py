@@ -71,20 +71,6 @@ def turn_signs(env: Any, obs: Any, actions: Any) -> Any:
     return obs, None if actions is None else torch.cat((actions, -actions))
 
 
-def symmetry_cfg(augmentation: bool = True, mirror_loss: bool = True) -> dict[str, Any]:
-    """Return a config as the installed rsl_rl hands it on."""
-    from rsl_rl.extensions import resolve_symmetry_config
-
-    cfg = {
-        "data_augmentation_func": turn_signs,
-        "use_data_augmentation": augmentation,
-        "use_mirror_loss": mirror_loss,
-        "mirror_loss_coeff": 0.7,
-    }
-    env: Any = None  # not needed by the function above
-    return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
-
-
 def fill_with_held_frames(algorithm: Any, seed: int, on_step: Any = None) -> None:
     """Fill the storage with images that environments repeat for three steps."""
     from support.helpers import hold_frames, roll_out
@@ -184,9 +170,6 @@ def _ppo_cases() -> dict[str, Case]:
 
         return Case(build, fill)
 
-    def symmetric(**others: Any) -> Any:
-        return case(actor="mlp", critic="mlp", symmetry_cfg=symmetry_cfg()).build(**others)
-
     def fine_tuned(num_updates: int = 4, **options: Any) -> Case:
         def build(**others: Any) -> Any:
             algorithm = make_pulled(**{"gradient_length": 3, **options, **others})
@@ -247,7 +230,6 @@ def _ppo_cases() -> dict[str, Case]:
         },
     }
     named = {f"ppo-{name}": case(**chosen) for name, chosen in options.items()}
-    named["ppo-symmetry"] = Case(symmetric, roll_out)
     named["ppo-fine-tuned"] = fine_tuned(
         student_action_std=0.2, critic_warmup_iterations=1, teacher_updates=2
     )
@@ -272,11 +254,8 @@ def _cases() -> dict[str, Case]:
 CASES = _cases()
 """Name -> case, for the installed release of rsl_rl."""
 
-_READS = {"cnn", "images", "shared", "frames", "stepwise", "rmsprop", "symmetry"}
+_READS = {"cnn", "images", "shared", "frames", "stepwise", "rmsprop"}
 """Parts of the names of cases whose steps read on the host; with some of them, of their updates."""
-
-OURS = [name for name in CASES if name != "ppo-symmetry"]
-"""Cases with updates of our own; rsl_rl's makes those with symmetry."""
 
 RECORDED = [name for name in CASES if _READS.isdisjoint(name.split("-"))]
 """Cases whose steps are recorded, because they never wait for the device."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import CASES, EXPECTED_WARNINGS, OURS
+from support.cases import CASES, EXPECTED_WARNINGS
 from support.helpers import make_distillation, make_ppo, roll_out, train
 from support.inside import assert_same, everything, saved
 
@@ -36,7 +36,7 @@ def memory(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The update ran out of memory and is made again with")
 @pytest.mark.usefixtures("in_order")
-@pytest.mark.parametrize("name", sorted({*OURS} - {"ppo-chunks"}))  # whose parts are smallest
+@pytest.mark.parametrize("name", sorted({*CASES} - {"ppo-chunks"}))  # whose parts are smallest
 def test_the_update_is_repeated_with_twice_the_micro_batches(name, monkeypatch):
     case = CASES[name]
     repeated = case.build()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.cases import CASES, EXPECTED_WARNINGS, OURS
+from support.cases import CASES, EXPECTED_WARNINGS
 from support.inside import assert_same, hidden_states, saved, through_a_file
 
 pytestmark = [
@@ -36,7 +36,7 @@ def go_on(algorithm, running):
     algorithm.resume(others)
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_resumed_training_is_equal_to_the_bit(name):
     first = built(name)
     for seed in range(2):

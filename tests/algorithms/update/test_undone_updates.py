@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import CASES, EXPECTED_WARNINGS, OURS
+from support.cases import CASES, EXPECTED_WARNINGS
 from support.helpers import make_distillation, make_obs, make_ppo, rnd_cfg, roll_out, train
 from support.inside import assert_same, everything, hidden_states, saved
 from tensordict import TensorDict
@@ -168,7 +168,7 @@ def spoil(step, obs, *_):
 
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", CASES)
 def test_an_undone_update_leaves_no_trace(name):
     case = CASES[name]
     algorithm = case.build(**MORE_STEPS.get(name, {}))
