@@ -2,7 +2,7 @@
 
 Health metrics do not influence training and add no host-device synchronisation. Most are measured
 once an update, in the replay before its first optimiser step, when the models are still those of
-the rollout. docs/howto/health.md gives the reason of each limit. ``doctor`` reads the same table.
+the rollout. docs/howto/health.md gives the reason of each limit.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.tools.run_doctor import read_curves
 from rsl_tbptt.tools.simulate.evaluate import mean_and_interval
+from scripts.pipeline.events import read_curves
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.run import Record
 from scripts.pipeline.stages import early, log_folders, read_evaluation

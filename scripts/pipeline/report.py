@@ -9,7 +9,7 @@ from tabulate import tabulate
 from rsl_tbptt.files import write_json
 from rsl_tbptt.installation import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
-from rsl_tbptt.tools.run_doctor import read_curves
+from scripts.pipeline.events import read_curves
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.figure import save_returns
 from scripts.pipeline.run import Record, clock

@@ -8,7 +8,7 @@ import torch
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms.health import limit_of
-from rsl_tbptt.tools.run_doctor import read_curves
+from scripts.pipeline.events import read_curves
 
 KINDS = ["distillation", "ppo"]
 BOTH = {"done_rate", "skipped_updates"}

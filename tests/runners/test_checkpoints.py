@@ -13,8 +13,8 @@ from support.safe_runs import RUNNERS, STOCK, make_runner, names, train_cfg
 
 from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt.tools.run_doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
+from scripts.pipeline.events import read_curves
 
 
 @pytest.mark.parametrize("kind", STOCK)

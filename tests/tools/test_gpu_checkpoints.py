@@ -61,7 +61,6 @@ COMMANDS = {
     "memory": ["memory", "FILE", *ENV, "--num-envs", "8"],
     "export": ["export", "--checkpoint", "FILE", *ENV, "--steps", "5", "--output", "bundle"],
     "latest": ["latest", "RUN"],
-    "doctor": ["doctor", "RUN"],
 }
 
 

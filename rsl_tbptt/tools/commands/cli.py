@@ -105,8 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser, function: Callable[..., Any])
                 text += f" (default: {' '.join(map(str, values))})"
         value = options.get("metavar", name.upper())
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            options |= {} if is_required else {"nargs": "?"}
-            usage.append(value if is_required else f"[{value}]")
+            usage.append(value)
         else:
             options["required"] = is_required
             options["dest"], name = name, f"--{name.replace('_', '-')}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rsl_tbptt.files import output_path, write_json
-from rsl_tbptt.tools.commands.doctor import check_device, diagnose, require
+from rsl_tbptt.tools.commands.doctor import check_device, diagnose
 from rsl_tbptt.tools.platforms import PLATFORMS
 
 NEWEST = "model_<iteration>.pt, or RUN/latest for the newest"
@@ -107,23 +107,9 @@ class Where:
         return {"task": task, "overrides": self.overrides, "device": self.device}
 
 
-def doctor(
-    folder: Annotated[
-        Path | None,
-        "check the training in this log folder instead of the setup",
-        {"metavar": "RUN"},
-    ] = None,
-    /,
-    *,
-    device: Device = "cpu",
-) -> int:
-    """Check this setup or a training, and say what is wrong."""
-    if folder is None:
-        return 0 if diagnose(device) else 1
-    require("doctor RUN")
-    from rsl_tbptt.tools.run_doctor import diagnose_run
-
-    return 0 if diagnose_run(folder) else 1
+def doctor(*, device: Device = "cpu") -> int:
+    """Check this setup, and say what is wrong."""
+    return 0 if diagnose(device) else 1
 
 
 def latest(folder: Annotated[Path, "log folder of a training", {"metavar": "RUN"}], /) -> None:

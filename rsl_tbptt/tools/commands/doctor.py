@@ -17,7 +17,6 @@ from rsl_tbptt.installation import install, installed_version, machine, num_core
 from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_platform
 
 TOOLS = {
-    "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "compare": ("scipy", "tqdm", "yaml"),
     "memory": ("scipy", "yaml"),

@@ -149,11 +149,11 @@ def test_every_metric_of_the_docs_is_reported_and_every_limit_has_a_metric(make,
     assert all(name.startswith("obs_scale/") for name in own)
 
 
-def caught(watch, name, values):
+def caught(watch, name, values, **others):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for value in values:
-            watch({name: value})
+            watch({name: value, **others})
     return [str(warning.message) for warning in found]
 
 
@@ -173,6 +173,12 @@ def test_a_limit_applies_to_all_metrics_of_a_kind_without_their_own():
     assert limit_of("obs_scale/teacher/policy") is LIMITS["obs_scale/teacher"]
     assert limit_of("explained_variance/critic") is LIMITS["explained_variance/critic"]
     assert limit_of("behavior") is None
+
+
+def test_a_students_limit_is_that_of_held_out_environments_if_there_are_any():
+    name, other = "held_out/explained_variance", {"explained_variance/student": 0.0}
+    (message,) = caught(HealthWatch(), name, [0.0] * LIMITS[name].updates, **other)
+    assert message.startswith(f"Loss/{name} is 0")
 
 
 def test_a_gradient_norm_is_compared_with_its_median():
