@@ -8,8 +8,6 @@ VENV ?= .venv
 RSL_RL := 5.0.1 5.4.2 5.5.1
 # The newest torch, newer than Isaac Lab's: noxfile.py names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
-# The LibTorch of software on robots: tests/tools/test_bundle.py names it too.
-LIBTORCH := .libtorch/2.3.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 makes a separate environment.
 MJLAB := .venv-mjlab$(PYTHON:%=-%)
@@ -48,7 +46,7 @@ test: $(INSTALLED)  ## run the tests of everything but scripts/ with the newest 
 test-fast: $(INSTALLED)  ## run the fast tests of core and algorithms
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(ROBOT) $(BROWSER) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(ROBOT) $(BROWSER) $(MJLAB)/.installed $(PLAYGROUND)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
 	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
 		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
 
@@ -117,7 +115,7 @@ doctor: $(INSTALLED)  ## check this setup and print what is wrong
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf build docs/push_it .browser .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-robot .venv-uv .nox .rsl_rl .torch .libtorch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build docs/push_it .browser .venv .venv-mjlab* .venv-playground .venv-isaaclab2 .venv-robot .venv-uv .nox .rsl_rl .torch .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -152,8 +150,4 @@ $(ROBOT): scripts/ci/bootstrap.sh
 
 .torch/%/.installed: $(INSTALLED)
 	VENV=$(VENV) scripts/ci/bootstrap.sh torch $*
-	@touch $@
-
-.libtorch/%/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/ci/bootstrap.sh libtorch $*
 	@touch $@

@@ -97,12 +97,6 @@ ROWS = (
         python="playground",
         tests=("tests/integrations/test_playground.py",),
     ),
-    # The LibTorch of robot software must read the files that the environment's torch writes.
-    Row(
-        name="libtorch-2.3.0",
-        rsl_rl="5.5.1",
-        tests=("tests/tools/test_bundle.py", "-k", "libtorch", "-m", "long"),
-    ),
     Row(name="package", rsl_rl="5.5.1", tests=("tests/test_packaging.py", "-m", "package")),
 )
 

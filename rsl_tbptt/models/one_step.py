@@ -195,6 +195,5 @@ class _StackedStep(nn.Module):
         self.one = one
 
     def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        actions, *others = self.one(obs, *state.unbind(0))
-        after = others[: len(self.one.state)]  # the rest are predictions of heads
+        actions, *after = self.one(obs, *state.unbind(0))
         return actions, torch.stack(after) if after else state

@@ -9,7 +9,6 @@
 #       isaaclab2  .venv-isaaclab2  Isaac Lab 2.3 as far as it runs without Isaac Sim, Python 3.11
 #   rsl_rl VERSION      put another rsl_rl release under .rsl_rl/VERSION
 #   torch VERSION       put another torch under .torch/VERSION, with its dependencies
-#   libtorch VERSION    put the C++ libraries of an older torch under .libtorch/VERSION
 #   robot               create .venv-robot: Python 3.8 with what a robot needs to run a bundle
 #   browser             install Chromium, its driver and npm by Debian's apt-get, if they are missing
 #   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel into
@@ -140,15 +139,6 @@ install_torch() {
     --constraint - "torch==$version" <<<"$(grep -v '^torch' constraints.txt)"
 }
 
-install_libtorch() {
-  local uv version=$1
-  uv=$(find_uv)
-  # Only torch's own registry has the build for CPUs. Python cannot import the other build without
-  # gigabytes of CUDA, but a C++ program on a CPU only loads the two small libraries below.
-  "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target ".libtorch/$version" \
-    "torch==$version" nvidia-cuda-runtime-cu12==12.1.105 nvidia-cuda-cupti-cu12==12.1.105
-}
-
 install_robot() {
   local uv
   uv=$(find_uv)
@@ -177,12 +167,11 @@ case "${1:-}" in
   environment) install_environment "${2:-main}" ;;
   rsl_rl) install_rsl_rl "${2:?usage: scripts/ci/bootstrap.sh rsl_rl VERSION}" ;;
   torch) install_torch "${2:?usage: scripts/ci/bootstrap.sh torch VERSION}" ;;
-  libtorch) install_libtorch "${2:?usage: scripts/ci/bootstrap.sh libtorch VERSION}" ;;
   robot) install_robot ;;
   browser) install_browser ;;
   package) package "${2:?usage: scripts/ci/bootstrap.sh package FOLDER}" ;;
   *)
     fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
-      "'torch VERSION', 'libtorch VERSION', 'robot', 'browser' or 'package FOLDER'."
+      "'torch VERSION', 'robot', 'browser' or 'package FOLDER'."
     ;;
 esac

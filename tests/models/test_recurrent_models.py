@@ -161,6 +161,22 @@ def test_without_an_encoder_it_is_rsl_rls_model():
         assert torch.equal(ours(obs), theirs(obs))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize("kind", ["sru", "cnn-lstm"])
+def test_a_model_in_rsl_rls_export_keeps_its_state_until_a_reset_and_no_graph(kind):
+    model: Any = make_model("student", kind, 1, seed=1).eval()
+    exported = torch.jit.script(model.as_jit())
+    for step in range(4):
+        if step == 2:
+            model.reset()
+            exported.reset()
+        obs = make_obs(1, images=True)
+        joined = torch.cat([obs[group].flatten(1) for group in model.group_shapes], dim=1)
+        actions = exported(joined.float().requires_grad_())
+        torch.testing.assert_close(actions, model(obs).float())
+        assert not exported.state.requires_grad
+
+
 def test_bytes_are_stored_as_bytes_and_scaled():
     torch.manual_seed(0)
     obs = TensorDict({"camera": torch.randint(256, (N, 2, 6, 5), dtype=torch.uint8)}, [N])

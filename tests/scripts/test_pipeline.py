@@ -181,7 +181,7 @@ MEANS = {"teacher": 10.0, "student": 9.95, "memoryless": 4.0, "finetuned": 9.9, 
 @pytest.fixture
 def results(tmp_path):
     """Return a function that writes evaluations with these means, and collects them."""
-    exported = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}, "golden": "200 steps"}
+    exported = {"max_difference": {"unitree": 0.0, "onnx": 1.2e-7}, "golden": "200 steps"}
     write_json(tmp_path / "exported" / "policy.json", exported)
 
     def collected(file=DEMO, acceptance=None, **means):

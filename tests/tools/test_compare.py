@@ -13,9 +13,6 @@ from rsl_tbptt.tools.simulate.compare import PAST, Bench, WithHistory
 from rsl_tbptt.tools.simulate.verdict import SEES_ALL, STUDENTS
 from rsl_tbptt_tasks.memory import RecallEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
-
-
 SIZES = ["--num-envs=8", "--gradient-length=8", "--iterations=2", "--seeds=2"]
 
 

@@ -23,9 +23,6 @@ from rsl_tbptt.tools.robot.golden import draw, recorded_terms
 from rsl_tbptt.tools.robot.verify import read_golden, verify
 from rsl_tbptt.tools.simulate.policies import groups_of, saved_heads
 
-# rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
-
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 LSTM = {
     "class_name": "RNNModel",
@@ -74,7 +71,7 @@ def run_export(checkpoint, output, *words):
     return main(["export", "--checkpoint", str(checkpoint), "--output", str(output), *words])
 
 
-FILES = {"policy.onnx", "policy.pt", "policy.json", "README.md", "golden.npz"}
+FILES = {"policy.onnx", "policy.json", "README.md", "golden.npz"}
 
 
 def test_a_checkpoint_is_read_once_and_its_bundle_has_the_steps_of_the_trained_policy(
@@ -93,7 +90,7 @@ def test_a_checkpoint_is_read_once_and_its_bundle_has_the_steps_of_the_trained_p
     assert ({path.name for path in out.iterdir()}, len(read)) == (FILES, 1)
     golden = read_golden(out / "golden.npz")
     np.testing.assert_array_equal(golden["actions"], drawn(model)["actions"])
-    assert max(verify(out, [out]).values()) < TOLERANCE
+    assert max(verify(out).values()) < TOLERANCE
 
 
 def test_a_checkpoint_that_does_not_tell_its_shapes_needs_an_environment(tmp_path, capsys):
@@ -143,21 +140,13 @@ def test_a_distribution_of_the_users_is_exported(tmp_path, monkeypatch):
     assert run_export(checkpoint, out, *words) == 0
     golden = read_golden(out / "golden.npz")
     np.testing.assert_array_equal(golden["actions"], drawn(model)["actions"])
-    assert max(verify(out, [out]).values()) < TOLERANCE
+    assert max(verify(out).values()) < TOLERANCE
 
 
 def test_large_weights_are_in_the_one_file(tmp_path):
     checkpoint, _ = write_checkpoint(tmp_path / "run", LSTM | {"rnn_hidden_dim": 300})
     assert run_export(checkpoint, tmp_path / "out", "--steps", "2") == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
-
-
-def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch, capsys):
-    checkpoint, _ = write_checkpoint(tmp_path)
-    monkeypatch.delattr(torch.jit, "script")
-    assert run_export(checkpoint, tmp_path / "out") == 0
-    assert "torchscript: not there" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"policy.pt"}
 
 
 def off(model):
@@ -229,15 +218,16 @@ def test_a_failed_export_replaces_nothing(tmp_path, monkeypatch, capsys):
     assert contents(tmp_path / "out") == before
 
 
-def test_a_target_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
+def test_a_policy_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
     checkpoint, _ = write_checkpoint(tmp_path / "run")
     words = (tmp_path / "out", "--steps", "2")
     assert run_export(checkpoint, *words, "--target", "unitree") == 0
     assert run_export(checkpoint, *words) == 1
-    assert "has the folders ['unitree'] of an earlier export" in capsys.readouterr().err
-    (tmp_path / "out" / "c").mkdir()  # of a release that wrote more targets
+    assert "has ['unitree'] of an earlier export" in capsys.readouterr().err
+    (tmp_path / "out" / "c").mkdir()  # of a release that wrote more
+    (tmp_path / "out" / "policy.pt").touch()
     assert run_export(checkpoint, *words, "--target", "unitree") == 1
-    assert "has the folders ['c'] of an earlier export" in capsys.readouterr().err
+    assert "has ['c', 'policy.pt'] of an earlier export" in capsys.readouterr().err
 
 
 def test_names_may_have_dots(tmp_path):
@@ -281,8 +271,8 @@ def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
         assert want.std() > 10 * TOLERANCE
     about = {"checkpoint": "model_0.pt", "iteration": 0, "golden": "", "simulation": None}
     bundle.write_bundle(tmp_path, policy, golden, heads, {}, about)
-    found = verify(tmp_path, [tmp_path])
-    assert found.keys() == {"onnx", "torchscript", "auxiliary/velocity", "auxiliary/contact"}
+    found = verify(tmp_path)
+    assert found.keys() == {"onnx", "auxiliary/velocity", "auxiliary/contact"}
     assert max(found.values()) < TOLERANCE
     np.savez(tmp_path / "golden.npz", **{**golden, "auxiliary/contact": 0 * contact})
     assert main(["verify", str(tmp_path)]) == 1

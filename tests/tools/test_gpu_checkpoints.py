@@ -9,10 +9,7 @@ from support.safe_runs import RUNNERS, make_runner, model_cfg
 
 from rsl_tbptt.tools.commands.cli import main
 
-pytestmark = [
-    without_gpu,
-    pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:Time-outs are bootstrapped"),
-]
+pytestmark = [without_gpu, pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")]
 
 ENV = ["--env", "support.gpu_checkpoints:make_env"]
 TEACHER: dict[str, Any] = {

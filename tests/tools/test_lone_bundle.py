@@ -16,8 +16,6 @@ from rsl_tbptt.tools.platforms import Trained
 from rsl_tbptt.tools.platforms import mjlab as mjlab_module
 from rsl_tbptt.tools.robot import export
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
-
 EPISODES = ["--episodes", "4"]
 
 

@@ -192,7 +192,6 @@ def same_actions(runner, policy):
     return torch.equal(policy(obs), actor(obs))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_a_checkpoint_describes_its_models_completely(tmp_path):
     runner = runner_of(tmp_path, OnPolicyRunner)
     policy = load_policy(tmp_path / "model_0.pt")

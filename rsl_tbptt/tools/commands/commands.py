@@ -267,7 +267,7 @@ def export(
     tolerance: Tolerance = 1e-4,
     seed: Annotated[int, "seed of the golden trajectory"] = 0,
 ) -> None:
-    """Export a checkpoint for robots as ONNX and TorchScript, and compare the files with it.
+    """Export a checkpoint for robots as ONNX, and compare the files with it.
 
     Raises:
         ValueError: If they differ by more than the tolerance.
@@ -288,8 +288,6 @@ def export(
     )
     print(f"golden trajectory: {bundle['golden']}")
     _print_differences(bundle["max_difference"])
-    if "torchscript" not in bundle["max_difference"]:
-        print("torchscript: not there, newer releases of torch have given it up")
     if bundle["output"] is None:
         raise ValueError(
             f"The largest difference is not within {tolerance:.1e}: nothing is written."
@@ -301,11 +299,6 @@ def verify(
     bundle: Annotated[Path, "folder that `rsl-tbptt export` wrote", {"metavar": "BUNDLE"}],
     /,
     *,
-    trust: Annotated[
-        Sequence[str],
-        "run this bundle's TorchScript, too",
-        {"action": "append", "metavar": "BUNDLE"},
-    ] = (),
     log: Annotated[
         Path | None,
         "compare what a robot's program logged instead, an .npz or .csv file",
@@ -320,12 +313,10 @@ def verify(
     """
     if log is not None:
         return _verify_log(bundle, log, tolerance)
-    from rsl_tbptt.tools.robot import verify as replaying
+    from rsl_tbptt.tools.robot.verify import verify as replay
 
-    differences = replaying.verify(bundle, trust)
+    differences = replay(bundle)
     _print_differences(differences)
-    if (code := bundle / replaying.TORCHSCRIPT).exists() and "torchscript" not in differences:
-        print(f"not run: {code.name}. It is code: to run it, add --trust {bundle}")
     if not all(difference <= tolerance for difference in differences.values()):
         raise ValueError(
             f"The largest difference is not within {tolerance:.1e}: the files are not of the"

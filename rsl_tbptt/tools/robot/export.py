@@ -1,9 +1,8 @@
 """Export a checkpoint's policy as a bundle for robots, compared with the trained policy.
 
-A bundle is a folder. ``policy.onnx`` has the state as inputs and outputs. ``policy.pt`` is
-TorchScript with the state inside, if torch still supports that. ``policy.json`` and ``README.md``
-describe inputs and outputs. ``golden.npz`` is a trajectory to check any program that runs the
-policy.
+A bundle is a folder. ``policy.onnx`` has the state as inputs and outputs. ``policy.json`` and
+``README.md`` describe inputs and outputs. ``golden.npz`` is a trajectory to check any program that
+runs the policy.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.installation import versions
-from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
+from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools.robot import golden
 from rsl_tbptt.tools.robot.unitree import of_actions, terms_of, write_unitree
-from rsl_tbptt.tools.robot.verify import TORCHSCRIPT, torchscript, verify
+from rsl_tbptt.tools.robot.verify import verify
 from rsl_tbptt.tools.run import Run
 from rsl_tbptt.tools.simulate.evaluate import started
 from rsl_tbptt.tools.simulate.policies import build_policy, groups_of, saved_heads
@@ -87,7 +86,7 @@ def export(
 
     Raises:
         ValueError: If the policy does not fit its config, its task is unknown to its platform, an
-            option is wrong, nothing can be written to ``output``, or it has a folder of an earlier
+            option is wrong, nothing can be written to ``output``, or it has a policy of an earlier
             export that would not be written again.
     """
     if steps < 2:
@@ -100,7 +99,7 @@ def export(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bundle = write_bundle(folder, policy, trajectory, heads, robot, about, **forms)
-        bundle["max_difference"] = differences = verify(folder, [folder])
+        bundle["max_difference"] = differences = verify(folder)
         passed = all(value <= tolerance for value in differences.values())  # false for NaN
         if passed:
             write_json(folder / METADATA, bundle)
@@ -112,16 +111,16 @@ def _folder(run: Run, output: Path | None, unitree: bool) -> Path:
     """Return the folder to write.
 
     Raises:
-        ValueError: If it cannot be written or would keep folders of an earlier export.
+        ValueError: If it cannot be written or would keep a policy of an earlier export.
     """
     # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
     name = run.checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
     output = output_path(output, run.checkpoint.parent / "exported" / name, MARK, METADATA)
-    folders = sorted(path.name for path in output.glob("*") if path.is_dir())
-    if kept := [name for name in folders if not (unitree and name == "unitree")]:
+    policies = {path.name for path in output.glob("*") if path.is_dir() or path.name == "policy.pt"}
+    if kept := sorted(policies - ({"unitree"} if unitree else set())):
         raise ValueError(
-            f"{output} has the folders {kept} of an earlier export, expected none but those of"
-            " --target: they would keep the earlier policy. Delete them, or name another --output."
+            f"{output} has {kept} of an earlier export, expected only what this one writes: they"
+            " would keep the earlier policy. Delete them, or name another --output."
         )
     return output
 
@@ -219,12 +218,6 @@ def onnx_model(step: OneStep) -> onnx.ModelProto:
     return model
 
 
-def export_torchscript(step: OneStep, path: Path) -> None:
-    """Write a policy as TorchScript: one tensor in, one out, the state inside."""
-    with torchscript():
-        torch.jit.script(StatefulPolicy(step).eval()).save(str(path))
-
-
 def write_bundle(
     folder: Path,
     policy: MLPModel,
@@ -265,8 +258,6 @@ def write_bundle(
 
     model, metadata = written(step.joined() if single_input else step)
     onnx.save(model, folder / ONNX)
-    if hasattr(torch.jit, "script"):
-        export_torchscript(step, folder / TORCHSCRIPT)
     if unitree:
         write_unitree(folder / "unitree", *written(step.joined()))
     np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)

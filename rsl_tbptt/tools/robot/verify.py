@@ -1,37 +1,19 @@
 """Run the files of a bundle, to compare them with the trained policy."""
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
-from rsl_tbptt.deploy import GOLDEN, Policy, groups_in, join
-
-TORCHSCRIPT = "policy.pt"
+from rsl_tbptt.deploy import GOLDEN, Policy, groups_in
 
 
-def is_trusted(bundle: Path, trust: Sequence[str | Path]) -> bool:
-    """Return whether the user trusts a bundle: ``trust`` has its folder."""
-    return any(Path(path).resolve() == bundle.resolve() for path in trust)
-
-
-def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
-    """Replay the golden trajectory of a bundle in all its files.
-
-    TorchScript is code, which can write files even while it is loaded.
-
-    Args:
-        bundle: The folder.
-        trust: What the user trusts; the bundle's TorchScript runs only if it is named.
+def verify(bundle: Path) -> dict[str, float]:
+    """Replay the golden trajectory of a bundle in its ONNX files.
 
     Returns:
-        The largest difference of an action: ``onnx``; ``unitree`` and ``torchscript`` if the bundle
-        has them. Also the largest difference of each auxiliary head's prediction in ONNX, by the
-        head's name.
+        The largest difference of an action: ``onnx``, and ``unitree`` if the bundle has it. Also
+        the largest difference of each auxiliary head's prediction, by the head's name.
 
     Raises:
         ValueError: If the folder is not a bundle, or a file in it is another policy's.
@@ -43,8 +25,6 @@ def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
     actions = {"onnx": outputs["actions"]}
     if (folder := bundle / "unitree" / "exported").exists():
         actions["unitree"] = run_onnx(Policy(folder), golden, ("actions",))["actions"]
-    if (file := bundle / TORCHSCRIPT).exists() and is_trusted(bundle, trust):
-        actions["torchscript"] = run_torchscript(file, golden)
     differences = {name: largest_difference(a, golden["actions"]) for name, a in actions.items()}
     return differences | {name: largest_difference(outputs[name], golden[name]) for name in heads}
 
@@ -88,39 +68,6 @@ def run_onnx(
         policy.step({name: values[step] for name, values in groups.items()})
         rows.append({name: policy.outputs[name][0] for name in outputs})
     return {name: np.stack([row[name] for row in rows]) for name in outputs}
-
-
-@torch.inference_mode()
-def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the actions of a TorchScript file over a trajectory, shape (T, A).
-
-    Raises:
-        ValueError: If it does not load or run.
-    """
-    groups, actions = groups_in(golden), []
-    try:
-        with torchscript():
-            module: Any = torch.jit.load(str(path))
-        for step, starts in enumerate(golden["reset"]):
-            if starts:
-                module.reset()
-            observed = join([values[step] for values in groups.values()])
-            actions.append(module(torch.from_numpy(observed)[None])[0].numpy())
-    except (RuntimeError, ValueError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [repr(error)])[-1]  # before it, a traceback
-        raise ValueError(
-            f"'{path}' does not run, expected this policy in TorchScript that torch"
-            f" {torch.__version__} can read: {reason}"
-        ) from error
-    return np.stack(actions)
-
-
-@contextmanager
-def torchscript() -> Iterator[None]:
-    """Ignore torch's warnings that TorchScript is deprecated: software on robots reads it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".torch.jit")
-        yield
 
 
 def largest_difference(values: np.ndarray, expected: np.ndarray) -> float:
