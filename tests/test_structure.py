@@ -9,15 +9,15 @@ import pytest
 from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
-    "files, rsl_tbptt": 94,
-    "lines, rsl_tbptt": 11_422,
-    "lines, rsl_tbptt/tools": 3_152,
-    "lines, rsl_tbptt/algorithms": 3_728,
-    "lines, tests": 18_223,
-    "lines, scripts": 2_408,
+    "files, rsl_tbptt": 95,
+    "lines, rsl_tbptt": 11_500,
+    "lines, rsl_tbptt/tools": 3_009,
+    "lines, rsl_tbptt/algorithms": 3_949,
+    "lines, tests": 18_198,
+    "lines, scripts": 2_585,
     "lines, tasks": 1_604,
     "lines, JavaScript": 349,
-    "words, manual": 17_015,
+    "words, manual": 16_855,
     "lines, longest function": 60,
 }
 """Largest sizes, as `make stats` counts them. Where one does not suffice, something else goes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import warnings
@@ -279,13 +280,27 @@ class Algorithm:
             extension.state = self.recorder.place(f"state of {extension.name}", extension.state)
         options = [getattr(self.options, name, None) for name in CHANGEABLE]
         rates = [group["lr"] for other in self.other_optimizers for group in other.param_groups]
-        others = [options, rates, self.rate, *read]
+        stored, models = self.storage, self.stateful_models().values()
+        inputs = stored.observations, [[*model.buffers()] for model in models]
+        others = [options, rates, self.rate, inputs, *read]
         self.recorder.follow(self.transaction.modules, self.optimizers, others)
 
-    def zero_gradients(self) -> None:
-        """Drop all gradients, or zero them in place if steps are recorded."""
+    @contextlib.contextmanager
+    def new_gradients(self) -> Iterator[None]:
+        """Replace all gradients by those that are computed inside.
+
+        If steps are recorded, the new ones are copied into the old tensors, which other steps read:
+        one launch, where adding to zeros would take one for each parameter.
+        """
+        places = {p: p.grad for p in self.parameters if p.grad is not None}
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=self.recorder.reason is not None)
+            optimizer.zero_grad()
+        yield
+        if self.recorder.reason is None and places:
+            new = [torch.zeros_like(p) if p.grad is None else p.grad for p in places]
+            torch._foreach_copy_([*places.values()], new)
+            for parameter, place in places.items():
+                parameter.grad = place
 
     def exchange(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Sum the gradients and the results of a step over all ranks; return these sums.
@@ -305,22 +320,26 @@ class Algorithm:
         for optimizer in self.other_optimizers:
             step_at(optimizer, None)
 
-    def shared_metrics(
-        self, num_samples: int, health: Mapping[str, torch.Tensor], models: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
+    def measure_health(self, models: Mapping[str, Any], others: Values) -> Values:
+        """Return measurements of models' inputs and others, () each.
+
+        Args:
+            models: Models by role; None has no inputs.
+            others: Other measurements.
+        """
+        measured = {**others, **obs_scales(models, self.storage.observations[0])}
+        # Finite, so that no update is skipped for them.
+        return {name: torch.nan_to_num(value) for name, value in measured.items()}
+
+    def shared_metrics(self, num_samples: int) -> Values:
         """Return the metrics of an update that both algorithms have. Shape: () each.
 
         Args:
             num_samples: Samples of the rollout, over all processes.
-            health: Measurements of the update.
-            models: Models by role, whose inputs are measured.
         """
-        measured = {**health, **obs_scales(models, self.storage.observations[0])}
         return {
             "done_rate": self.ranks.mean(self.dones.float(), num_samples),
             **{k: v for extension in self.extensions for k, v in extension.metrics().items()},
-            # Finite, so that no update is skipped for them.
-            **{name: torch.nan_to_num(value) for name, value in measured.items()},
         }
 
     def kept_objects(self) -> list[Any]:
@@ -557,13 +576,6 @@ class Algorithm:
         """End an iteration; return the metrics to log."""
         self.metrics = self.transaction.logged
         return self.metrics
-
-
-def means_of(steps: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the means of values over optimiser steps, by name. Shape: () each."""
-    rows = torch.stack([torch.stack([*step.values()]) for step in steps])
-    # Along rows: the last bits of a mean over columns depend on their number.
-    return dict(zip(steps[0], rows.T.contiguous().mean(1), strict=True))
 
 
 def checked_config(obs: TensorDict, cfg: dict) -> tuple[TensorDict, Mapping[str, Any]]:

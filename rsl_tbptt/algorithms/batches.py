@@ -101,8 +101,8 @@ class Batches:
     def draw(self) -> Iterable[Indices]:
         """Draw one epoch's mini-batches. Each gets its share of the segments of every shape."""
         shares = self._deal(torch.randperm if self._options.shuffle_envs else torch.arange)
-        for num_samples, numbers in zip(self._num_samples, shares, strict=True):
-            yield self._of(numbers, num_samples)
+        for num_samples, segments in zip(self._num_samples, shares, strict=True):
+            yield Indices(segments, num_samples)
 
     def of_envs(self, envs: slice | torch.Tensor) -> Indices:
         """Return all segments of some environments, shape (n,), as this process's mini-batch."""
@@ -111,7 +111,9 @@ class Batches:
             torch.cat([rows + first for first in range(0, indices.shape[1], self._num_envs)])
             for indices in self._indices
         ]
-        return self._of(numbers, self._count(numbers))
+        pairs = zip(self._indices, numbers, strict=True)
+        segments = tuple(indices[:, chosen] for indices, chosen in pairs)
+        return Indices(segments, self._count(segments))
 
     def rows(self, rollout: Rollout, segments: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the places of samples in a rollout's ``rows``. Shape: (K,)."""
@@ -122,10 +124,6 @@ class Batches:
         ]
         return torch.cat(rows)
 
-    def _of(self, numbers: Sequence[torch.Tensor], num_samples: int) -> Indices:
-        pairs = zip(self._indices, numbers, strict=True)
-        return Indices(tuple(indices[:, chosen] for indices, chosen in pairs), num_samples)
-
     def _indices_of(self, steps: Sequence[int]) -> torch.Tensor:
         """Return the indices of all segments that begin at some steps, by step, (2, S * N)."""
         places = [self.state_steps.index(step) if self._has_memory else 0 for step in steps]
@@ -133,16 +131,15 @@ class Batches:
         envs = torch.arange(self._num_envs, device=self._device)
         return (firsts.unsqueeze(-1) + envs).flatten(1)
 
-    def _deal(self, order: Callable[..., torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
-        """Deal the segments of each shape to the mini-batches, by their numbers."""
-        drawn = [order(indices.shape[1], device=self._device) for indices in self._indices]
+    def _deal(self, order: Callable[..., torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
+        """Deal the segments of each shape to the mini-batches, in some order of their numbers."""
+        drawn = [each[:, order(each.shape[1], device=self._device)] for each in self._indices]
         parts = self._options.num_mini_batches
-        return zip(*(numbers.tensor_split(parts) for numbers in drawn), strict=True)
+        return zip(*(some.tensor_split(parts, 1) for some in drawn), strict=True)
 
-    def _count(self, numbers: Sequence[torch.Tensor]) -> int:
+    def _count(self, segments: Sequence[torch.Tensor]) -> int:
         """Count the samples of segments, by shape."""
-        pairs = zip(self.groups, numbers, strict=True)
-        return sum(group[-1].stop * len(chosen) for group, chosen in pairs)
+        return sum(g[-1].stop * s.shape[1] for g, s in zip(self.groups, segments, strict=True))
 
 
 def _segments(num_steps: int, options: PpoOptions, has_memory: bool) -> dict[Group, list[int]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from rsl_tbptt.algorithms.weight_average import WeightAverage
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.checkpoints import as_models
-from rsl_tbptt.compat.versions import Distillation, MLPModel, clip_gradients, teacher_state_dict
+from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
 from rsl_tbptt.core.rollout import ACTIONS, BEHAVIOR, BUFFER, NEWEST, Samples
@@ -127,14 +127,9 @@ class TbpttDistillation(Algorithm, Distillation):
         num_actions = storage.privileged_actions.shape[-1]
         self._loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
         self._labels = TeacherLabels(storage, self._loss.to_gaussian)
-        self.held_out = HeldOut(options, storage, ranks)
-        """The environments that enter no loss."""
-        trained = self.held_out.trained
-        self._dagger = Dagger(options, storage.num_envs, trained, lambda: self.num_updates)
         self.extensions = [Heads(options, self, student)]
         self.modules = [student]
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
-        self._num_trained_of_ranks = ranks.sum_count(len(trained), device)
         self._step_batches = optimizers.step_batches(num_steps, self._num_envs_of_ranks, device)
 
         lengths = options.gradient_length, options.update_length
@@ -142,6 +137,12 @@ class TbpttDistillation(Algorithm, Distillation):
         self.groups = [group for group in groups if group[-1].num_loss_steps > 0]
         """The windows of each optimiser step of a pass."""
         self._dropped_tail = groups[len(self.groups) :]
+        self.held_out = HeldOut(options, storage, ranks)
+        """The environments that enter no loss."""
+        self.held_out.groups = self.groups
+        trained = self.held_out.trained
+        self._dagger = Dagger(options, storage.num_envs, trained, lambda: self.num_updates)
+        self._num_trained_of_ranks = ranks.sum_count(len(trained), device)
         self.num_loss_steps = sum(w.num_loss_steps for group in groups for w in group)
         """Steps of a rollout that enter the loss."""
         steps_per_group = num_steps_of_full_group(num_steps, *lengths)
@@ -171,7 +172,7 @@ class TbpttDistillation(Algorithm, Distillation):
         self.modules = [*self.modules, *self._average.modules.values()]
         self._deployed: Any = self._average.modules["student"]
         """The copy of the student that acts in held-out environments, with its own memory."""
-        self._held_out_objective = Objective(self._replay_of(self._deployed), self._measured_terms)
+        self.held_out.objective = Objective(self._replay_of(self._deployed), self._measured_terms)
         super()._prepare_updates()
 
     def _all_labels(self) -> dict[str, Any]:
@@ -291,13 +292,15 @@ class TbpttDistillation(Algorithm, Distillation):
         """
         held_out = self.begin_update()
         steps, health = [], {}
+        ends: deque[tuple[Drawn, HiddenState]] = deque(maxlen=self.experience.num_mini_batches)
         for drawn in self.experience.draw(self.options.num_learning_epochs):
             state = None
             for group in range(len(self.groups)):
                 state, sums, measured = self.step(drawn, state, group, first=not steps)
                 steps.append(sums)
                 health |= measured
-            self._keep_end(drawn, state)
+            ends.append((drawn, state))
+        self._keep_states_after(ends)
         metrics = self._metrics(steps, health) | held_out
         optimizers.update_normalization(
             [self._raw_student], self.storage.observations, self._step_batches
@@ -318,12 +321,13 @@ class TbpttDistillation(Algorithm, Distillation):
         self._state_after = hidden_state.clone(self._raw_student.get_hidden_state())
         if self.experience.buffer is None:  # a buffer stays where it is
             self.objective.rollout, self.objective.states = self.recorder.place("newest", taken)
-        self._held_out_objective.rollout = self.objective.rollout
-        columns, measured = self.experience.columns_of(self.held_out.envs), {}
-        if len(columns):
-            measured = self.held_out.measure(self._held_out_objective, self.groups, columns)
+        held_out = self.held_out
+        held_out.objective.rollout = self.objective.rollout
         self.begin_steps(self.objective.rollout, self.objective.states)
-        return measured
+        read = self.experience.columns_of(held_out.envs), held_out.states, held_out.returns
+        if self.ranks.together or not len(held_out.envs):  # no recording contains an exchange
+            return held_out.measure(*read)
+        return self.recorder(held_out.measure, *read)
 
     def step(
         self, drawn: Drawn, state: HiddenState, group: int, *, first: bool = False
@@ -369,17 +373,17 @@ class TbpttDistillation(Algorithm, Distillation):
         Returns:
             The detached state after the group, sums of the terms, and the measurements, () each.
         """
-        self.zero_gradients()
         if group == 0:
             state = hidden_state.select_envs(self.objective.states, columns)
-        with self.first_replay.watching(first):
+        with self.new_gradients(), self.first_replay.watching(first):
             state, sums = self.objective.accumulate(
                 self.groups[group], columns, state, divisor, num_parts
             )
         if not first:
             return state, sums, {}
         self.objective.check_gradient("loss_type")
-        return state, sums, self.first_replay.metrics()
+        measured = self.first_replay.metrics()
+        return state, sums, self.measure_health(self.stateful_models(), measured)
 
     def conclude(self, sums: Values) -> Values:
         """Clip the gradients and step the optimisers.
@@ -390,8 +394,7 @@ class TbpttDistillation(Algorithm, Distillation):
         Returns:
             The sums and the norm of the student's gradient before clipping, () each.
         """
-        max_norm = self.options.max_grad_norm or math.inf
-        (norm,) = clip_gradients([self.objective.parameters], max_norm)
+        (norm,) = optimizers.clip_gradients([self.objective], self.options.max_grad_norm)
         self.step_optimizers()
         return {**sums, "grad_norm": norm}
 
@@ -411,20 +414,38 @@ class TbpttDistillation(Algorithm, Distillation):
         if self._loss.of_actions:
             yield ERROR, 0.0, (policy.mean - samples[ACTIONS]).square().flatten(2).sum(2)
 
-    def _keep_end(self, drawn: Drawn, state: HiddenState) -> None:
+    def _keep_states_after(self, ends: Sequence[tuple[Drawn, HiddenState]]) -> None:
         """Store the hidden states after the rollout; run the dropped tail first.
 
         Args:
-            drawn: The mini-batch.
-            state: Its state after the last group. Shape: (L, n + m, H).
+            ends: The mini-batches of the last pass, and the state after the last group of each.
+                Shape: (L, n + m, H).
         """
-        columns = drawn.columns[: len(drawn.envs)]
-        state = hidden_state.select_envs(state, slice(len(columns)))
-        num_parts = self.transaction.num_micro_batches
+        states, num_parts = [], self.transaction.num_micro_batches
+        for drawn, state in ends:
+            columns = drawn.columns[: len(drawn.envs)]
+            state = hidden_state.select_envs(state, slice(len(columns)))
+            if self._dropped_tail:
+                state = self.recorder(self.after_dropped_tail, columns, state, num_parts=num_parts)
+            states.append(state)
+        envs = torch.cat([drawn.envs for drawn, _ in ends])
+        end = hidden_state.concatenate_envs(states)
+        for kept, new in zip(*map(as_tensors, (self._state_after, end)), strict=True):
+            kept.index_copy_(1, envs, new)
+
+    def after_dropped_tail(
+        self, columns: torch.Tensor, state: HiddenState, *, num_parts: int
+    ) -> HiddenState:
+        """Return the state, (L, n, H), after the steps that no loss reaches.
+
+        Args:
+            columns: Columns of the rollout. Shape: (n,).
+            state: State before these steps. Shape: (L, n, H).
+            num_parts: Minimum number of micro-batches, which run one after the other.
+        """
         for group in self._dropped_tail:
             state, _ = self.objective.accumulate(group, columns, state, 1, num_parts)
-        for kept, end in zip(*map(as_tensors, (self._state_after, state)), strict=True):
-            kept.index_copy_(1, drawn.envs, end)
+        return state
 
     def _metrics(self, steps: list[Values], health: Values) -> Values:
         """Return the metrics of an update, given the sums of its steps. Shape: () each."""
@@ -437,14 +458,8 @@ class TbpttDistillation(Algorithm, Distillation):
             for name in steps[0]
             if name != BUFFER or self.experience.num_drawn > 0
         }
-        models = {"student": self._raw_student, "teacher": self._raw_teacher}
         num_robot_steps = self.storage.num_transitions_per_env * self._num_envs_of_ranks
-        return {
-            **means,
-            **self.shared_metrics(num_robot_steps, health, models),
-            **self._dagger.metrics(),
-            **self.held_out.metrics(),
-        }
+        return {**means, **self.shared_metrics(num_robot_steps), **health, **self._dagger.metrics()}
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
         for extension in self.extensions:
@@ -469,11 +484,13 @@ class TbpttDistillation(Algorithm, Distillation):
         deduplicate_frames(self.objective.rollout.obs)
         rows = torch.arange(envs.stop or len(trained), device=trained.device)
         columns = trained[rows % len(trained)]
-        self.zero_gradients()
         state = hidden_state.select_envs(self.experience.start_state, columns)
         divisor = self._steps_in_mean * len(columns)
-        for group in (*self.groups, *self._dropped_tail):
-            state, _ = self.objective.accumulate(group, columns, state, divisor, num_micro_batches)
+        with self.new_gradients():
+            for group in (*self.groups, *self._dropped_tail):
+                state, _ = self.objective.accumulate(
+                    group, columns, state, divisor, num_micro_batches
+                )
 
     def kept_objects(self) -> list[Any]:
         """Return the objects whose attributes an update replaces."""

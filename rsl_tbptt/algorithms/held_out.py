@@ -58,6 +58,15 @@ class HeldOutOptions(OptionGroup):
 class HeldOut:
     """Measures the policy that is deployed, in environments that it is not trained on."""
 
+    objective: Objective
+    """The deployed policy, which is replayed over a rollout.
+
+    It yields BEHAVIOR, and ERROR if actions can be compared with their labels.
+    """
+
+    groups: Sequence[Group]
+    """The windows that enter the loss."""
+
     def __init__(self, options: HeldOutOptions, storage: RolloutStorage, ranks: Ranks) -> None:
         """Draw the environments, one in each of equal blocks, the same in every run.
 
@@ -81,8 +90,11 @@ class HeldOut:
         self._num_of_ranks = number * len(sizes)
         # NaN is unknown. Episodes that were running when training began may not be complete.
         unknown = torch.full((number,), torch.nan, dtype=storage.rewards.dtype, device=device)
-        self._so_far = self._returns = self._unknown = unknown
-        self._states: HiddenState = None
+        self._so_far = self._unknown = unknown
+        self.returns = unknown
+        """Return of each environment's newest episode. Shape: (n,)."""
+        self.states: HiddenState = None
+        """States of the deployed policy before the rollout. Shape: (L, n, H)."""
 
     def begin_rollout(self, policy: MLPModel) -> None:
         """Keep the state of the deployed policy at the start of a rollout."""
@@ -92,7 +104,7 @@ class HeldOut:
                 state = None  # it has played elsewhere
             policy.reset()
             policy.reset(hidden_state=hidden_state.clear_non_finite(state))
-            self._states = hidden_state.clone(policy.get_hidden_state())
+            self.states = hidden_state.clone(policy.get_hidden_state())
 
     def act(self, policy: MLPModel, obs: TensorDict, actions: torch.Tensor) -> torch.Tensor:
         """Return actions, (N, A), with those of the deployed policy, without noise, in these ones.
@@ -112,31 +124,33 @@ class HeldOut:
         """Add rewards, (N,), to the returns of running episodes; clear states where dones, (N,)."""
         if len(self.envs):
             so_far, ended = self._so_far + rewards[self.envs], dones[self.envs]
-            self._returns = torch.where(ended, so_far, self._returns)
+            self.returns = torch.where(ended, so_far, self.returns)
             self._so_far = torch.where(ended, 0.0, so_far)
             policy.reset(ended.long())
 
     @torch.no_grad()
     def measure(
-        self, objective: Objective, groups: Sequence[Group], columns: torch.Tensor
+        self, columns: torch.Tensor, state: HiddenState, returns: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Replay these environments with the deployed policy, before an update.
 
         Args:
-            objective: The deployed policy with the rollout; it yields BEHAVIOR, and ERROR if
-                actions can be compared with their labels.
-            groups: The windows that enter the loss.
             columns: The environments' columns of the rollout. Shape: (n,).
+            state: ``states``.
+            returns: ``returns``.
 
         Returns:
-            The loss, and the explained variance of labels, over all processes. Shape: () each.
+            The loss, the explained variance of labels, and the mean return with its error, over all
+            processes, () each; empty without environments.
         """
-        state, sums, terms = self._states, [], {}
-        for group in groups:
+        if not len(columns):
+            return {}
+        objective, sums, terms = self.objective, [], {}
+        for group in self.groups:
             state, terms = objective.accumulate(group, columns, state, 1, 1)
             sums.append(torch.stack((terms[BEHAVIOR], terms.get(ERROR, terms[BEHAVIOR]))))
         behavior, error = self._ranks.sum_tensor(torch.stack(sums).sum(0))
-        num_steps = groups[-1][-1].stop
+        num_steps = self.groups[-1][-1].stop
         number = num_steps * self._num_of_ranks
         measured = {f"{HELD_OUT}{BEHAVIOR}": behavior / number}  # NaN undoes the update
         if ERROR in terms:
@@ -146,14 +160,11 @@ class HeldOut:
             variance = self._ranks.sum_tensor((labels - mean).square().sum())
             share = explained(error.double(), variance)
             measured[f"{HELD_OUT}explained_variance"] = share.to(behavior.dtype)
-        return measured
+        return measured | self._mean_return(returns)
 
-    def metrics(self) -> dict[str, torch.Tensor]:
-        """Return the mean return and its error over all processes; none without environments."""
-        if not len(self.envs):
-            return {}
-        number, known = self._num_of_ranks, self._returns.nan_to_num(nan=0.0)
-        of_all = torch.stack((known.sum(), self._returns.isnan().sum()))
+    def _mean_return(self, returns: torch.Tensor) -> dict[str, torch.Tensor]:
+        number, known = self._num_of_ranks, returns.nan_to_num(nan=0.0)
+        of_all = torch.stack((known.sum(), returns.isnan().sum()))
         total, missing = self._ranks.sum_tensor(of_all)
         squares = self._ranks.sum_tensor((known - total / number).square().sum())
         error = (squares / max(number - 1, 1) / number).sqrt()
@@ -167,11 +178,11 @@ class HeldOut:
     def running_state(self, policy: MLPModel) -> dict[str, Any]:
         """Return the returns of episodes and the deployed policy's state there."""
         states = as_tensors(hidden_state.clone(policy.get_hidden_state()))
-        return {"held_out_returns": [self._so_far, self._returns], "held_out_states": states}
+        return {"held_out_returns": [self._so_far, self.returns], "held_out_states": states}
 
     def resume(self, state: Mapping[str, Any], policy: MLPModel) -> None:
         """Restore them, unless others are held out now; an older checkpoint has none."""
         policy.reset(hidden_state=hidden_state.from_tensors(state.get("held_out_states", ())))
         saved = state.get("held_out_returns", [self._unknown] * 2)
         if len(saved[0]) == len(self.envs):
-            self._so_far, self._returns = (returns.to(self._unknown) for returns in saved)
+            self._so_far, self.returns = (returns.to(self._unknown) for returns in saved)

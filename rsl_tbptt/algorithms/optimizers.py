@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from rsl_tbptt.algorithms import fused
+from rsl_tbptt.algorithms.replay import Objective
+from rsl_tbptt.compat.versions import CLIPS_TOGETHER
 
 _WITH_FUSED_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
@@ -128,22 +135,56 @@ def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor | None) -> None
             group.update(before)
 
 
-def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.Tensor:
-    """Move a learning rate towards the desired KL divergence, as rsl_rl's adaptive schedule does.
-
-    Nothing waits for the device: the host gets the rate only when it reads it.
+def clip_gradients(
+    objectives: Sequence[Objective], max_grad_norm: float | None
+) -> list[torch.Tensor]:
+    """Clip the gradients of models: each by its norm, in rsl_rl 3 by the norm over all.
 
     Args:
-        rate: Learning rate. Shape: (), float64.
-        kl: KL divergence from the policy that acted. Shape: ().
-        desired_kl: The target. From half of it to double, the rate does not change.
+        objectives: The models, at most two; a shared encoder's parameters are in both.
+        max_grad_norm: Norm to clip to, or None.
 
     Returns:
-        The new rate: lowered to 1e-5 at least, raised to 1e-2 at most. Shape: (), float64.
+        Norm of each model before clipping. Shape: () each.
     """
+    parameters = [objective.parameters for objective in objectives]
+    gradients = [[p.grad for p in each if p.grad is not None] for each in parameters]
+    together = dict.fromkeys(chain(*parameters))
+    max_norm, device = max_grad_norm or math.inf, parameters[0][0].device
+    are_apart = not CLIPS_TOGETHER and len(together) == sum(map(len, parameters))
+    if objectives[0].replay.runs_triton and any(gradients) and are_apart:
+        return fused.clip_gradients(gradients, max_norm)
+    if not CLIPS_TOGETHER:
+        return [_on_device(nn.utils.clip_grad_norm_(each, max_norm), device) for each in parameters]
+    norms = [_on_device(nn.utils.get_total_norm(each), device) for each in gradients]
+    nn.utils.clip_grad_norm_(together, max_norm)
+    return norms
+
+
+def _on_device(norm: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a norm on a device. Without gradients torch's is 0 on the CPU.
+
+    A recording could not copy it from there.
+    """
+    return norm if norm.device == device else torch.zeros((), dtype=norm.dtype, device=device)
+
+
+def follow_kl(rate: torch.Tensor, kl: torch.Tensor, num_samples: int, desired_kl: float) -> None:
+    """Move a learning rate towards the desired KL divergence, as rsl_rl's adaptive schedule does.
+
+    It is lowered to 1e-5 at least and raised to 1e-2 at most. Nothing waits for the device: the
+    host gets the rate only when it reads it.
+
+    Args:
+        rate: Learning rate, which is changed in place. Shape: (), float64.
+        kl: Sum of samples' KL divergences from the policy that acted. Shape: ().
+        num_samples: Number of samples.
+        desired_kl: The target. From half of it to double, the rate does not change.
+    """
+    kl = kl / num_samples
     slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
     too_small = (kl > 0.0) & (kl < desired_kl / 2.0)
-    return torch.where(kl > desired_kl * 2.0, slower, torch.where(too_small, faster, rate))
+    rate.copy_(torch.where(kl > desired_kl * 2.0, slower, torch.where(too_small, faster, rate)))
 
 
 def _as_rsl_rl_writes(
@@ -176,11 +217,26 @@ def update_normalization(
             same number, as normalisers may exchange sums.
     """
     models = list(models)
-    with in_place(models):
+    with in_place(models), _CountsOnDevice():
         for steps in step_batches:
             rows = observations[steps].flatten(0, 1)
             for model in models:
                 model.update_normalization(rows)
+
+
+class _CountsOnDevice(TorchFunctionMode):
+    """Writes a number that becomes a tensor on its device: the host would wait for a copy of it.
+
+    rsl_rl's normaliser makes one of the number of rows.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch."""
+        if function is torch.tensor and isinstance(args[0], int):
+            function, args = torch.full, ((), *args)
+        return function(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

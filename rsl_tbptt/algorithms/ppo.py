@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms import optimizers
-from rsl_tbptt.algorithms.base import Algorithm, Values, checked_config, means_of
+from rsl_tbptt.algorithms import fused, optimizers
+from rsl_tbptt.algorithms.base import Algorithm, Values, checked_config
 from rsl_tbptt.algorithms.batches import Batches, Indices
 from rsl_tbptt.algorithms.env_step import TruncationBootstrap, value_without_advancing
 from rsl_tbptt.algorithms.find_nan import Inputs
@@ -28,7 +28,7 @@ from rsl_tbptt.algorithms.rnd import RndReward, rnd_objective
 from rsl_tbptt.algorithms.undo import whole_or_nothing
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.checkpoints import as_models
-from rsl_tbptt.compat.versions import PPO, MLPModel, clip_gradients, rnd_optimizer
+from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -248,13 +248,15 @@ class TbpttPPO(Algorithm, PPO):
                 it. Parameters, optimiser and normaliser are then as before the update.
         """
         self.begin_update()
-        steps, health = [], {}
+        steps, sizes, health = [], [], {}
         for _ in range(self.options.num_learning_epochs):
             for batch in self.batches.draw():
-                means, measured = self.step(batch, first=not steps)
-                steps.append(means)
+                results, measured = self.step(batch, first=not steps)
+                steps.append(results)
+                sizes.append(batch.num_samples)
                 health |= measured
-        metrics = self._metrics(steps, health)
+        shared = self.shared_metrics(self.batches.num_samples)
+        metrics = {**means_of(steps, sizes), **shared, **health, "rate": self.rate}
         self._update_normalizers()
         return metrics
 
@@ -265,7 +267,7 @@ class TbpttPPO(Algorithm, PPO):
             read: Any = objective.rollout, objective.states
             placed = self.recorder.place(f"objective {index}", read)
             objective.rollout, objective.states = placed
-        self.begin_steps(self.advantage_scale)
+        self.begin_steps(self.advantage_scale, self.storage.values, self.storage.returns)
 
     def step(self, batch: Indices, *, first: bool = False) -> tuple[Values, Values]:
         """Make one optimiser step; it reads and writes tensors at fixed addresses only.
@@ -275,13 +277,14 @@ class TbpttPPO(Algorithm, PPO):
             first: Whether the step also measures the health of the replay.
 
         Returns:
-            Means of the terms and gradient norms; measurements of a first step, () each.
+            Sums of the terms, and gradient norms; measurements of a first step, () each.
         """
         self._normalize(batch, self.ranks)
         sizes = {"num_samples": batch.num_samples, "num_parts": self.transaction.num_micro_batches}
         sums, health = self.recorder(self.gradients, batch.segments, **sizes, first=first)
         sums = self.exchange(sums)
-        return self.recorder(self.conclude, sums, num_samples=batch.num_samples), health
+        norms = self.recorder(self.conclude, sums, num_samples=batch.num_samples)
+        return {**sums, **norms}, health
 
     def gradients(
         self,
@@ -302,10 +305,9 @@ class TbpttPPO(Algorithm, PPO):
         Returns:
             Sums of the terms, and the measurements, () each.
         """
-        self.zero_gradients()
         sums: Values = {}
         groups = [*zip(self.batches.groups, segments, strict=True)]
-        with self.first_replay.watching(first):
+        with self.new_gradients(), self.first_replay.watching(first):
             for index, objective in enumerate(self.objectives):
                 with self.recorder.stream(index):
                     for group, (rows, places) in groups:
@@ -318,7 +320,10 @@ class TbpttPPO(Algorithm, PPO):
             return sums, {}
         self.actor_objective.check_gradient("the surrogate loss and teacher_loss")
         self.critic_objective.check_gradient("the value loss")
-        return sums, self.first_replay.metrics()
+        explained = explained_variance(self.storage.values, self.storage.returns)
+        models = {**self.models, "teacher": self.imitation.teacher}
+        health = {**self.first_replay.metrics(), "explained_variance/critic": explained}
+        return sums, self.measure_health(models, health)
 
     def conclude(self, sums: Values, *, num_samples: int) -> Values:
         """Clip the gradients and step the optimisers, at a rate that may follow the KL divergence.
@@ -328,15 +333,15 @@ class TbpttPPO(Algorithm, PPO):
             num_samples: Its samples.
 
         Returns:
-            Means of the terms, and gradient norms of actor and critic before clipping, () each.
+            Gradient norms of actor and critic before clipping, () each.
         """
-        means = {name: value / num_samples for name, value in sums.items()}
-        of_models = [self.actor_objective.parameters, self.critic_objective.parameters]
-        norms = clip_gradients(of_models, self.options.max_grad_norm or math.inf)
+        objectives = [self.actor_objective, self.critic_objective]
+        norms = optimizers.clip_gradients(objectives, self.options.max_grad_norm)
         if (desired_kl := self.options.followed_kl()) is not None and not self.holds_actor:
-            self.rate.copy_(optimizers.follow_kl(self.rate, means["kl"], desired_kl))
+            of_engine = fused if self.actor_objective.replay.runs_triton else optimizers
+            of_engine.follow_kl(self.rate, sums["kl"], num_samples, desired_kl)
         self.step_optimizers()
-        return {**means, "actor_grad_norm": norms[0], "critic_grad_norm": norms[1]}
+        return {"actor_grad_norm": norms[0], "critic_grad_norm": norms[1]}
 
     def policy_losses(self, policy: Policy, samples: Samples) -> Iterator[Term]:
         """Yield the terms of the actor's loss: PPO's own, then those of extensions.
@@ -345,23 +350,22 @@ class TbpttPPO(Algorithm, PPO):
             Schulman et al. (2017), arXiv 1707.06347, equations 7 and 9.
         """
         options, advantages = self.options, samples["advantages"]
-        log_probs = policy.log_prob, samples["log_prob"]
         if options.normalize_advantage_per_mini_batch:
             offset, scale = self.advantage_scale
             advantages = (advantages - offset) / scale
-        self.first_replay.see_log_ratio(*log_probs)
-        yield "surrogate", 1.0, losses.clipped_surrogate(*log_probs, advantages, options.clip_param)
-        with torch.no_grad():
-            kl = policy.kl_from(samples["old"])
-        yield "kl", 0.0, kl
-        yield "clip_fraction", 0.0, losses.is_clipped(*log_probs, options.clip_param)
-        yield "entropy", -options.entropy_coef, policy.entropy
+        terms = policy.surrogate(advantages, options.clip_param)
+        self.first_replay.see_log_ratio(terms.log_prob, samples["log_prob"])
+        yield "surrogate", 1.0, terms.loss
+        yield "kl", 0.0, terms.kl
+        yield "clip_fraction", 0.0, terms.is_clipped
+        yield "entropy", -options.entropy_coef, terms.entropy
         yield from self.losses_of_extensions(policy, samples)
 
     def value_losses(self, critic: Policy, samples: Samples) -> Iterator[Term]:
         """Yield the critic's loss."""
         clip = self.options.clip_param if self.options.use_clipped_value_loss else None
-        errors = losses.value_error(critic.value, samples["returns"], samples["values"], clip)
+        of_engine = fused if critic.replay.runs_triton else losses
+        errors = of_engine.value_error(critic.value, samples["returns"], samples["values"], clip)
         yield "value", 1.0, errors.squeeze(-1)
 
     @property
@@ -414,17 +418,6 @@ class TbpttPPO(Algorithm, PPO):
         batch = self.batches.of_envs(envs)
         self._normalize(batch, Ranks(together=False))
         self.gradients(batch.segments, num_samples=batch.num_samples, num_parts=num_micro_batches)
-
-    def _metrics(self, steps: list[Values], health: Values) -> Values:
-        """Return the metrics of an update with these optimiser steps. Shape: () each."""
-        stored, models = self.storage, {**self.models, "teacher": self.imitation.teacher}
-        explained = explained_variance(stored.values, stored.returns)
-        health = {**health, "explained_variance/critic": explained}
-        return {
-            **means_of(steps),
-            **self.shared_metrics(self.batches.num_samples, health, models),
-            "rate": self.rate,
-        }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
         optimizers.set_rate(self.optimizer, metrics.pop("rate"))
@@ -507,6 +500,20 @@ class TbpttPPO(Algorithm, PPO):
         if wants.get("actor"):
             self.curricula.go_on_from(loaded_dict)
         return load_iteration
+
+
+def means_of(steps: Sequence[Values], sizes: Sequence[int]) -> Values:
+    """Return the means over optimiser steps, by name. Shape: () each.
+
+    Args:
+        steps: Results of ``TbpttPPO.step``; the last two are no sums over samples.
+        sizes: Samples of each step.
+    """
+    rows = torch.stack([value for step in steps for value in step.values()])
+    rows = rows.unflatten(0, (len(steps), -1))
+    torch._foreach_div_([row[:-2] for row in rows], [float(size) for size in sizes])
+    # Along rows: the last bits of a mean over columns depend on their number.
+    return dict(zip(steps[0], rows.T.contiguous().mean(1), strict=True))
 
 
 _LOADED = ("actor", "critic", "rnd", "optimizer", "auxiliary")

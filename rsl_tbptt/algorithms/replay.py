@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms import fused
 from rsl_tbptt.algorithms.frames import (
     FrameObs,
     in_convolution_layout,
@@ -26,8 +27,8 @@ from rsl_tbptt.algorithms.frames import (
     unique_frames,
 )
 from rsl_tbptt.algorithms.health import FirstReplay
-from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
-from rsl_tbptt.core import hidden_state
+from rsl_tbptt.compat.versions import GAUSSIANS, OWN_MODELS, MLPModel
+from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import (
     Outputs,
     SampleLosses,
@@ -37,9 +38,10 @@ from rsl_tbptt.core.accumulate import (
     bytes_per_sample,
 )
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.losses import PolicyTerms
 from rsl_tbptt.core.recompute import graph_bytes_per_row, in_parts
 from rsl_tbptt.core.rollout import BUFFER, NEWEST, WEIGHT, Batch, Rollout, Samples
-from rsl_tbptt.core.scan import check_engine, recurrent_scan, unchanged_weights
+from rsl_tbptt.core.scan import check_engine, fastest_engine, recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.extensions import OptionGroup, Term
 from rsl_tbptt.models.protocol import FrameEncoder, parts_of
@@ -135,6 +137,14 @@ class Replay:
         if self._engine == "reference":
             return "scan_engine is 'reference'"
         return None
+
+    @property
+    def runs_triton(self) -> bool:
+        """Whether the recurrent layers run as Triton kernels; the losses then do so, too."""
+        cell, engine = self._parts and self._parts.cell, self._engine
+        if cell is not None and engine == "auto":
+            engine = fastest_engine(cell.mode, self.device, self._like.dtype)
+        return cell is not None and engine.startswith("triton")
 
     def least_micro_batches(self, num_envs: int) -> int:
         """Return the least number of micro-batches for ``num_envs`` environments."""
@@ -265,7 +275,7 @@ class Policy:
     def __init__(self, replay: Replay, outputs: Outputs, samples: Samples) -> None:
         """Take the outputs of a replay and their labels."""
         self.model: Any = replay.model
-        self.output, self._samples = outputs[0], samples
+        self.replay, self.output, self._samples = replay, outputs[0], samples
         self._gives_actions, self._latent = replay.gives_actions, outputs[1:]
 
     @cached_property
@@ -327,6 +337,25 @@ class Policy:
     def entropy(self) -> torch.Tensor:
         """Entropy of the distribution. Shape: (K, n)."""
         return self._updated.output_entropy
+
+    def surrogate(self, advantages: torch.Tensor, clip: float) -> PolicyTerms:
+        """Return PPO's terms, of samples with the labels "actions", "log_prob" and "old".
+
+        Args:
+            advantages: Advantages. Shape: (K, n).
+            clip: Clip range of the probability ratio around 1.
+        """
+        samples, model = self._samples, self._updated
+        old, old_log_prob = samples["old"], samples["log_prob"]
+        if self.replay.runs_triton and type(model.distribution) in GAUSSIANS:
+            labels = samples["actions"], old, old_log_prob, advantages
+            return fused.gaussian_terms(model.output_mean, model.output_std, *labels, clip)
+        log_probs = self.log_prob, old_log_prob
+        loss = losses.clipped_surrogate(*log_probs, advantages, clip)
+        with torch.no_grad():
+            kl = self.kl_from(old)
+        is_clipped = losses.is_clipped(*log_probs, clip)
+        return PolicyTerms(loss, self.entropy, kl, is_clipped, self.log_prob)
 
     def kl_from(self, params: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the KL divergence, (K, n), from a distribution with these parameters."""

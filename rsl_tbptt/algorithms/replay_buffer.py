@@ -291,9 +291,11 @@ class Experience:
             if buffer is not None:
                 kept = draw_kept(buffer.num_kept, device=device)[: self.num_drawn]
                 past = buffer.past[kept]
-            shares = (values.tensor_split(self.num_mini_batches) for values in (newest, past, envs))
-            for of_newest, of_past, of_envs, size in zip(*shares, self._sizes, strict=True):
-                yield Drawn(torch.cat((of_newest, of_past)), of_envs, size)
+            parts = self.num_mini_batches
+            pairs = [*zip(newest.tensor_split(parts), past.tensor_split(parts), strict=True)]
+            columns = torch.cat([part for pair in pairs for part in pair])
+            drawn = columns.split([len(of_newest) + len(of_past) for of_newest, of_past in pairs])
+            yield from map(Drawn, drawn, envs.tensor_split(parts), self._sizes)
 
     def columns_of(self, envs: torch.Tensor) -> torch.Tensor:
         """Return the columns, (n,), of environments, (n,), in what ``take`` returned."""

@@ -73,8 +73,8 @@ class WeightAverage:
         """Add the newest weights to the average."""
         self.num_updates += 1
         share = (DECAY + 1) / (self.num_updates + DECAY) if self._averages else 1.0
-        for _, newest, average in self.parameters():
-            average.lerp_(newest, share)
+        _, newest, averages = zip(*self.parameters(), strict=True)
+        torch._foreach_lerp_(averages, newest, share)
 
     def saved(self) -> dict[str, Any]:
         """Return the newest weights by parameter and the number of updates; empty before any."""

@@ -15,12 +15,13 @@ if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.algorithms import PPO, Distillation
     from rsl_rl.extensions import RandomNetworkDistillation
     from rsl_rl.models import CNNModel, MLPModel, RNNModel
-    from rsl_rl.modules import GaussianDistribution
+    from rsl_rl.modules import GaussianDistribution, HeteroscedasticGaussianDistribution
     from rsl_rl.utils import resolve_callable
 
     from rsl_tbptt.compat.checkpoints import config_advice, teacher_state_dict
 
     OWN_MODELS = (MLPModel, RNNModel, CNNModel)
+    GAUSSIANS = (GaussianDistribution, HeteroscedasticGaussianDistribution)
     CLIPS_TOGETHER = False
 else:
     from rsl_rl.modules import RandomNetworkDistillation
@@ -38,6 +39,7 @@ else:
 
     CNNModel = None
     OWN_MODELS = (MLPModel, RNNModel)
+    GAUSSIANS = ()  # their KL divergence is another one
     CLIPS_TOGETHER = True
 
 
@@ -65,41 +67,6 @@ def import_function(option: str, value: Any, others: Iterable[str]) -> Callable[
 def rnd_optimizer(algorithm: Any) -> torch.optim.Optimizer:
     """Return the optimiser of RND's predictor: RND's own since 5.4, PPO's before."""
     return getattr(algorithm.rnd, "optimizer", None) or algorithm.rnd_optimizer
-
-
-def clip_gradients(
-    parameters_of_models: Sequence[Sequence[nn.Parameter]], max_norm: float
-) -> list[torch.Tensor]:
-    """Clip the gradients of PPO's models: each by its norm, in rsl_rl 3 by the norm over all.
-
-    Args:
-        parameters_of_models: Parameters of actor and critic; a shared encoder's are in both.
-        max_norm: Norm to clip to.
-
-    Returns:
-        Norm of each model before clipping. Shape: () each.
-    """
-    device = parameters_of_models[0][0].device
-    if not CLIPS_TOGETHER:
-        return [
-            _on_device(nn.utils.clip_grad_norm_(parameters, max_norm), device)
-            for parameters in parameters_of_models
-        ]
-    gradients = [
-        [p.grad for p in parameters if p.grad is not None] for parameters in parameters_of_models
-    ]
-    norms = [_on_device(nn.utils.get_total_norm(parameters), device) for parameters in gradients]
-    together = dict.fromkeys(p for parameters in parameters_of_models for p in parameters)
-    nn.utils.clip_grad_norm_(together, max_norm)
-    return norms
-
-
-def _on_device(norm: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a norm on a device. Without gradients torch's is 0 on the CPU.
-
-    A recording could not copy it from there.
-    """
-    return norm if norm.device == device else torch.zeros((), dtype=norm.dtype, device=device)
 
 
 def world_size() -> int:

@@ -6,9 +6,29 @@ divisor, once for the whole optimiser step. Shapes: ``(..., A)``, any leading sh
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+
+
+class PolicyTerms(NamedTuple):
+    """What PPO computes of a policy's samples. Shape: (K, n) each."""
+
+    loss: torch.Tensor
+    """The clipped surrogate loss."""
+
+    entropy: torch.Tensor
+    """Entropy of the policy."""
+
+    kl: torch.Tensor
+    """KL divergence from the policy that acted. No gradient."""
+
+    is_clipped: torch.Tensor
+    """1 where the probability ratio is outside the clip range, else 0."""
+
+    log_prob: torch.Tensor
+    """Log-probability of the actions. It has a gradient in the plain form only."""
 
 
 def mse(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ profile: where the time of one of our updates goes, by torch's profiler.
 
 recorded: recorded optimiser steps next to steps that run as they are, with the error of a capture.
 
-host: time of the host in an optimiser step, which a GPU cannot shorten.
+host: launches of an optimiser step, and the time of the host, which a GPU cannot shorten.
 
 update: time and memory of one update of your own sizes next to the installed rsl_rl's.
 """
@@ -16,6 +16,7 @@ update: time and memory of one update of your own sizes next to the installed rs
 import argparse
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from tabulate import tabulate
@@ -63,7 +64,7 @@ def parse_args() -> argparse.Namespace:
     recorded.add_argument("--quick", action="store_true", help="tiny cases: to test")
     recorded.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     recorded.set_defaults(measure=compare_recorded)
-    host = benchmarks.add_parser("host", help="time of the host in an optimiser step")
+    host = benchmarks.add_parser("host", help="launches of an optimiser step, time of the host")
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
     host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     host.set_defaults(measure=print_host_times)
@@ -129,9 +130,14 @@ def compare_recorded(args: argparse.Namespace) -> None:
 
 
 def print_host_times(args: argparse.Namespace) -> None:
-    """Print the time of the host in an optimiser step."""
-    from scripts.benchmark.profiling import host_times
+    """Print the launches of an optimiser step by parts, and the time of the host in one."""
+    from scripts.benchmark.launches import count
+    from scripts.benchmark.profiling import CASES, host_times
 
+    counted = {name: count(case) for name, (case, _) in CASES.items()}
+    rows = [(part, *chain(*(c[part] for c in counted.values()))) for part in counted["ppo"]]
+    columns = [f"{name}, {of}" for name in counted for of in ("all", "longest chain")]
+    print(tabulate(rows, ("launches of a step on a GPU", *columns), "github"), end="\n\n")
     times = host_times(args.updates, args.device)
     rows = [(*row, f"{value:.2f}") for row, value in times.items()]
     heads = ("algorithm", "library", "milliseconds per optimiser step")

@@ -16,9 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rsl_tbptt.core.scan import CELLS
+from rsl_tbptt.algorithms import fused_kernels
+from rsl_tbptt.core.scan import CELLS, kernels
 from rsl_tbptt.core.scan.cells import OF_TORCH
-from rsl_tbptt.core.scan.kernels import kernels_of
 from rsl_tbptt.core.scan.triton import tiles_of
 
 TARGETS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
@@ -27,10 +27,10 @@ OF_UNITS, WITH_PRODUCT = (
     [
         (cell, kernel)
         for cell in ALL
-        for name, kernel in kernels_of(cell).items()
-        if ("product" in name) == multiplies
+        for name, kernel in kernels.kernels_of(cell).items()
+        if name in names
     ]
-    for multiplies in (False, True)
+    for names in (kernels.OF_UNITS, kernels.WITH_PRODUCT)
 )
 DTYPES = (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64"))
 """Dtypes of the operands of products and of the rest."""
@@ -42,7 +42,10 @@ SIZES = (256, 128, 64)
 """Hidden units; the larger ones with larger tiles."""
 
 OPERANDS = ("gates", "weights", "operands", "grad_hidden")
-CONSTANTS = {"H": 100, "BLOCK": 512}
+NUMBERS = dict.fromkeys(("low", "high", "clip", "max_norm", "desired_kl"), "fp32")
+NUMBERS |= dict.fromkeys(("R", "split", "P", "num_samples", "rows"), "i32")
+FUSED = ("gaussian_forward", "gaussian_backward", "value_error", "clip_factors", "follow_kl")
+CONSTANTS = {"H": 100, "BLOCK": 512, "A": 12, "D": 100, "WIDTH": 104}
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 ALIGNED = [["tt.divisibility", 16]]
 """What Triton finds out about the addresses of torch's tensors."""
@@ -59,6 +62,10 @@ def compile_kernel(target, kernel, operand_dtype, dtype, constants=CONSTANTS):
             types[argument] = f"*{operand_dtype}"
         elif argument == "starts":
             types[argument] = "*i1"
+        elif argument == "rate":
+            types[argument] = "*fp64"
+        elif argument in NUMBERS or argument.endswith("_row"):
+            types[argument] = NUMBERS.get(argument, "i32")
     types = {argument: types[argument] for argument in kernel.arg_names}
     hints = {(i,): ALIGNED for i, each in enumerate(types.values()) if each.startswith("*")}
     source = ASTSource(kernel, types, constants, hints)
@@ -103,4 +110,9 @@ if __name__ == "__main__":
                 compiled = compile_kernel(target, kernel, dtype, "fp32", constants)
                 name = f"{target.arch} {kernel.__name__} {dtype} {precision} {H} {tuple(tile)}"
                 resources[name] = resources_of(target, compiled)
+    others = [getattr(fused_kernels, name) for name in FUSED]
+    others += [kernels.kernels_of(cell)["inputs"] for cell in ALL]
+    for target, kernel in itertools.product(TARGETS, others):
+        compiled = compile_kernel(target, kernel, "fp32", "fp32")
+        resources[f"{target.arch} {kernel.__name__}"] = resources_of(target, compiled)
     json.dump({"assemblies": assemblies, "resources": resources}, sys.stdout)

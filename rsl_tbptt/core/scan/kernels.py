@@ -119,12 +119,20 @@ def _tile(step, T, N, H: constexpr, BLOCK_N: constexpr, BLOCK_H: constexpr):
     return n, h, here, later, unit, flag, at, (T.to(tl.int64) + 1) * N * H
 
 
-NAMES = ("begin", "forward", "backward", "forward_with_product", "backward_with_product")
-"""Of a cell's kernels, after its own name."""
+OF_UNITS = ("begin", "forward", "backward")
+WITH_PRODUCT = ("forward_with_product", "backward_with_product")
+"""Names of a cell's kernels, after its own name."""
 _ZEROS = "tl.full((BLOCK_N, BLOCK_H), 0.0, states.dtype.element_ty)"
 _PRODUCT = """columns = tl.load(right + {1} * H * H, there, 0.0)
         sum_{0} = multiply(rows, columns, sum_{0}, PRECISION)"""
 _KERNELS_OF_A_CELL = """
+@triton.jit
+def {name}_inputs(x, inputs, D: constexpr, WIDTH: constexpr, rows, BLOCK: constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, column, here = place // WIDTH, place % WIDTH, place < rows * WIDTH
+    values = tl.load(x + row * D + column, here & (column < D), 1.0)
+    tl.store(inputs + place, values, here)
+
 @for_all_steps
 def {name}_begin({given}, states, operands, starts, step, T, N, H: constexpr, BLOCK: constexpr):
     here, later, unit, flag, at, size = _units(step, T, N, H, BLOCK)
@@ -192,8 +200,9 @@ def {name}_backward_with_product(
 def kernels_of(cell: Cell) -> dict[str, Any]:
     """Define and return a cell's kernels by name.
 
-    "begin" writes the given state, one tensor (N, H) each, as that before step 0. "forward" and
-    "backward" follow and precede a product of torch; "..._with_product" contain it.
+    "inputs" writes [x | 1], rows of WIDTH numbers. "begin" writes the given state, one tensor
+    (N, H) each, as that before step 0. "forward" and "backward" follow and precede a product of
+    torch; "..._with_product" contain it.
     """
     G, S, first = cell.num_gates, cell.num_states, cell.input_gates
     made = statements_of(cell.equations, G, S)
@@ -239,7 +248,10 @@ def kernels_of(cell: Cell) -> dict[str, Any]:
     )
     # Two cells may have one name, so each has a file and a namespace of its own.
     namespace = _namespace_of(source, f"<kernels of {cell.name}, {id(cell)}>")
-    return {name: namespace[f"{cell.name.lower()}_{name}"] for name in NAMES}
+    return {
+        name: namespace[f"{cell.name.lower()}_{name}"]
+        for name in ("inputs", *OF_UNITS, *WITH_PRODUCT)
+    }
 
 
 def _lines(

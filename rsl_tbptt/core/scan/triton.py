@@ -142,8 +142,8 @@ class CellScan(torch.autograd.Function):
         gates = x_TND.new_empty(T, N, len(w_x), dtype=dtype)
         states = x_TND.new_empty(len(state), T + 1, N, H)
         operands = x_TND.new_empty(T, N, H, dtype=dtype)
-        inputs[..., :D].copy_(x_TND)
-        inputs[..., D:].fill_(1.0)
+        sizes_of_inputs = D, inputs.shape[-1], T * N
+        _of_units(cell, "inputs", inputs.numel())(x_TND.contiguous(), inputs, *sizes_of_inputs)
         buffers, sizes = (states, operands, starts_TN), (T, N, H)
         begin = _of_units(cell, "begin", N * H)
         begin(*(tensor.contiguous() for tensor in state), *buffers, 0, *sizes)

@@ -10,9 +10,10 @@ from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, make_ppo, parameters_of, roll_out
 from support.inside import through_a_file
 from support.tolerances import PARITY_FLOAT32
+from support.triton_on_cpu import triton_engine_on_cpu
 
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, fused, optimizers
+from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -122,12 +123,14 @@ def rsl_rl_rate(rate, kl, desired_kl):
     return rate
 
 
+@pytest.mark.parametrize("module", [optimizers, fused])
 @pytest.mark.parametrize("rate", [1e-5, 1.2e-5, 1e-3, 8e-3, 1e-2, 5e-2, 1e-6])
-def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate):
+def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(module, rate):
     for kl in (0.0, 1e-9, 4e-3, 6e-3, 0.01, 0.019, 0.021, 5.0, math.inf, math.nan):
         on_device = torch.full((), rate, dtype=torch.float64)
-        got = follow_kl(on_device, torch.tensor(kl), 0.01).item()
-        assert got == rsl_rl_rate(rate, kl, 0.01)
+        with triton_engine_on_cpu():
+            module.follow_kl(on_device, torch.tensor(4 * kl), 4, 0.01)
+        assert on_device.item() == rsl_rl_rate(rate, kl, 0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -14,6 +14,7 @@ from support.cases import CASES, EXPECTED_WARNINGS, RECORDED
 from support.helpers import roll_out
 from support.inside import assert_same, everything, through_a_file
 from support.operations_recording import OperationsRecording
+from support.triton_on_cpu import triton_engine_on_cpu
 from torch import distributed
 from torch.utils._pytree import tree_leaves
 
@@ -113,6 +114,12 @@ def test_recorded_steps_train_to_the_same_bits_and_no_tensor_moves(name):
     _, *places = recorded.places
     if name != "ppo-fine-tuned":  # the actor's optimiser gets its state after the warm-up
         assert all(each == places[0] for each in places)
+
+
+@pytest.mark.parametrize("name", ["ppo-per-mini-batch", "distillation-buffer"])
+def test_recorded_steps_with_triton_engines_train_to_the_same_bits(name):
+    with triton_engine_on_cpu():
+        check_equal(name, scan_engine="triton")
 
 
 @pytest.fixture

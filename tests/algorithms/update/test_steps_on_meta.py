@@ -11,7 +11,7 @@ from support.helpers import obs_like
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rsl_tbptt.algorithms import TbpttDistillation, base
+from rsl_tbptt.algorithms import TbpttDistillation, base, fused
 from rsl_tbptt.core import scan
 
 pytestmark = EXPECTED_WARNINGS
@@ -40,7 +40,8 @@ class Transfers(TorchDispatchMode):
 def meta(monkeypatch):
     """Stand in for what torch lacks on the meta device: fused optimisers, Triton and autocast."""
     monkeypatch.setattr(base, "step_at", lambda optimizer, rate: None)
-    monkeypatch.setattr(scan.triton, "_kernel", lambda *_: lambda *_, **__: None)
+    for module in (scan.triton, fused):
+        monkeypatch.setattr(module, "_kernel", lambda *_: lambda *_, **__: None)
     monkeypatch.setitem(scan.ENGINES, "triton", scan.ENGINES["triton"]._replace(device=None))
 
     def of_cpu(function):
