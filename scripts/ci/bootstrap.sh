@@ -147,9 +147,12 @@ install_robot() {
 }
 
 install_browser() {
-  works chromium --version && works chromedriver --version && works npm --version && return
-  { works apt-get update && works apt-get install -y chromium chromium-driver npm; } || fail "Chromium," \
-    "chromedriver or npm is missing and apt-get could not install it: run this as root, or install them."
+  local missing=()
+  works chromium --version || missing+=(chromium)
+  works chromedriver --version || missing+=(chromium-driver)
+  works npm --version || missing+=(npm)
+  [ "${#missing[@]}" -eq 0 ] || { works apt-get update && works apt-get install -y "${missing[@]}"; } || fail \
+    "${missing[*]} is missing and apt-get could not install it: run this as root, or install it."
 }
 
 package() {

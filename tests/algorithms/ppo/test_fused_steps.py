@@ -37,14 +37,16 @@ def gradients_of(algorithm, fill):
 
 def check(build, fill, *, is_fused):
     """Compare the gradients with those of the engine that defines them."""
-    expected, number = gradients_of(build(scan_engine="reference"), fill)
+    sgd = {"optimizer": "sgd", "learning_rate": 0.05}  # Adam divides small gradients by their size
+    expected, number = gradients_of(build(scan_engine="reference", **sgd), fill)
     assert number == 0
-    got, number = gradients_of(build(scan_engine="triton"), fill)
+    got, number = gradients_of(build(scan_engine="triton", **sgd), fill)
     assert (number > 0) == is_fused
     for ours, right in zip(got, expected, strict=True):
         assert (ours - right).norm() <= 2e-4 * right.norm() + 1e-7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_all_options(name):
     check(CASES[name].build, CASES[name].fill, is_fused=True)
@@ -64,6 +66,8 @@ def test_all_distributions(name):
 
     def build(**options):
         kwargs = {"distribution_cfg": dict(config)}
-        return make_ppo(TbpttPPO, 6, 4, actor_kwargs=kwargs, gradient_length=3, **options)
+        options |= {"num_mini_batches": 1, "num_learning_epochs": 1, "gradient_length": 3}
+        # By the adaptive rule a first step's KL divergence of 0 keeps the rate, 1e-9 raises it.
+        return make_ppo(TbpttPPO, 6, 4, actor_kwargs=kwargs, schedule="fixed", **options)
 
     check(build, roll_out, is_fused=is_fused)
