@@ -13,7 +13,7 @@ LIMITS = {
     "lines, rsl_tbptt": 11_500,
     "lines, rsl_tbptt/tools": 3_009,
     "lines, rsl_tbptt/algorithms": 3_949,
-    "lines, tests": 18_201,
+    "lines, tests": 18_204,
     "lines, scripts": 2_585,
     "lines, tasks": 1_604,
     "lines, JavaScript": 349,

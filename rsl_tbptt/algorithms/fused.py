@@ -60,10 +60,9 @@ def clip_gradients(
     together = [gradient for gradients in gradients_of_models for gradient in gradients]
     norms, number = torch.stack(torch._foreach_norm(together)), len(gradients_of_models)
     totals, factors = norms.new_empty(2, number)
-    limits = max_norm, len(gradients_of_models[0]), len(norms)
-    block = 1 << len(norms).bit_length()
+    sizes, block = (len(gradients_of_models[0]), len(norms)), 1 << len(norms).bit_length()
     with torch.cuda.device_of(norms):
-        _kernel("clip_factors", number)(norms, totals, factors, *limits, BLOCK=block)
+        _kernel("clip_factors", number)(norms, totals, factors, max_norm, *sizes, BLOCK=block)
     for gradients, factor in zip(gradients_of_models, factors, strict=True):
         if gradients:
             torch._foreach_mul_(gradients, factor)
@@ -124,8 +123,7 @@ class _ValueError(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return None, grads[0] * slopes, None, None
+        return None, grads[0] * ctx.saved_tensors[0], None, None
 
 
 def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -133,8 +131,7 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     The distance is 0 for an expanded tensor, such as a standard deviation that is a parameter.
     """
-    rows = tensor.flatten(0, 1)
-    return rows, rows.stride(0)
+    return (rows := tensor.flatten(0, 1)), rows.stride(0)
 
 
 def _launch(name: str, samples: torch.Tensor, *arguments: Any) -> None:

@@ -1,6 +1,6 @@
 """Triton kernels of ``fused``. Those of losses run over samples, each a row of A actions.
 
-Where a comparison meets NaN, the result is NaN, so that none is lost.
+They compare as the plain functions do, so that NaN reaches the same results.
 """
 
 # Pyright reads calls of compiled functions as errors, which they are outside kernels.
@@ -15,6 +15,12 @@ HALF_LOG_TAU = constexpr(0.9189385332046727)
 
 
 @triton.jit
+def _clamp(x, low, high):
+    """Return x within limits; ``tl.minimum`` and ``tl.maximum`` would drop NaN."""
+    return tl.where(x > high, high, tl.where(x < low, low, x))
+
+
+@triton.jit
 def _action(mean, mean_row, std, std_row, actions, row, here, a, A: constexpr):
     """Return the mean and standard deviation of action a, and the standardised action."""
     center = tl.load(mean + row * mean_row + a, here, 0.0)
@@ -24,10 +30,10 @@ def _action(mean, mean_row, std, std_row, actions, row, here, a, A: constexpr):
 
 @triton.jit
 def _surrogate(log_prob, old_log_prob, advantages, low, high, row, here):
-    """Return the ratio of probabilities, the loss without clipping, and its bound."""
+    """Return the loss without clipping, its bound, and whether the ratio is clipped there."""
     ratio = tl.exp(log_prob - tl.load(old_log_prob + row, here, 0.0))
-    cost = -tl.load(advantages + row, here, 0.0)
-    return ratio, cost * ratio, cost * tl.minimum(tl.maximum(ratio, low), high)
+    cost, clipped = -tl.load(advantages + row, here, 0.0), _clamp(ratio, low, high)
+    return cost * ratio, cost * clipped, ratio != clipped
 
 
 @triton.jit
@@ -47,11 +53,11 @@ def gaussian_forward(
         distance = (tl.load(old_mean + row * A + a, here, 0.0) - center) / scale
         width = tl.load(old_std + row * A + a, here, 1.0) / scale
         kl += 0.5 * (width * width + distance * distance - 1.0 - tl.log(width * width))
-    ratio, loss, bound = _surrogate(log_prob, old_log_prob, advantages, low, high, row, here)
-    tl.store(terms + row, tl.where(loss < bound, bound, loss), here)
+    loss, bound, is_clipped = _surrogate(log_prob, old_log_prob, advantages, low, high, row, here)
+    tl.store(terms + row, tl.where(loss >= bound, loss, bound), here)
     tl.store(terms + R + row, entropy, here)
     tl.store(terms + 2 * R + row, kl, here)
-    tl.store(terms + 3 * R + row, zeros + tl.where((ratio < low) | (ratio > high), 1.0, 0.0), here)
+    tl.store(terms + 3 * R + row, zeros + tl.where(is_clipped, 1.0, 0.0), here)
     tl.store(terms + 4 * R + row, log_prob, here)
 
 
@@ -68,9 +74,9 @@ def gaussian_backward(
     for a in range(0, A):
         _, scale, z = _action(mean, mean_row, std, std_row, actions, row, here, a, A)
         log_prob -= 0.5 * z * z + tl.log(scale) + HALF_LOG_TAU
-    _, loss, bound = _surrogate(log_prob, old_log_prob, advantages, low, high, row, here)
+    loss, bound, _is_clipped = _surrogate(log_prob, old_log_prob, advantages, low, high, row, here)
     of_loss = tl.load(grad_loss + row * grad_loss_row, here, 0.0)
-    of_log_prob = of_loss * tl.where(loss < bound, 0.0, loss)
+    of_log_prob = of_loss * loss * tl.where(loss >= bound, 1.0, 0.0)
     of_entropy = tl.load(grad_entropy + row * grad_entropy_row, here, 0.0)
     for a in range(0, A):
         _, scale, z = _action(mean, mean_row, std, std_row, actions, row, here, a, A)
@@ -87,12 +93,12 @@ def value_error(values, returns, old_values, errors, slopes, clip, R, BLOCK: con
     value, target = tl.load(values + row, here, 0.0), tl.load(returns + row, here, 0.0)
     old = tl.load(old_values + row, here, 0.0)
     change = value - old
-    error, clipped = value - target, old + tl.minimum(tl.maximum(change, -clip), clip) - target
-    takes_clipped = tl.abs(error) < tl.abs(clipped)
-    error = tl.where(takes_clipped, clipped, error)
+    error, clipped = value - target, old + _clamp(change, -clip, clip) - target
+    is_larger = tl.abs(error) >= tl.abs(clipped)
+    error = tl.where(is_larger, error, clipped)
     tl.store(errors + row, error * error, here)
-    is_flat = takes_clipped & (tl.abs(change) > clip)
-    tl.store(slopes + row, tl.where(is_flat, 0.0, 2.0 * error), here)
+    has_slope = is_larger | (tl.abs(change) <= clip)
+    tl.store(slopes + row, tl.where(has_slope, 2.0 * error, 0.0), here)
 
 
 @triton.jit
@@ -120,5 +126,4 @@ def follow_kl(rate, kl, num_samples, desired_kl):
     least, most = tl.full((), 1e-5, tl.float64), tl.full((), 1e-2, tl.float64)
     slower, faster = tl.maximum(before / 1.5, least), tl.minimum(before * 1.5, most)
     is_small = (mean > 0.0) & (mean < desired_kl / 2.0)
-    after = tl.where(mean > desired_kl * 2.0, slower, tl.where(is_small, faster, before))
-    tl.store(rate, after)
+    tl.store(rate, tl.where(mean > desired_kl * 2.0, slower, tl.where(is_small, faster, before)))

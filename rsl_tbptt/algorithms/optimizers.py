@@ -230,13 +230,11 @@ class _CountsOnDevice(TorchFunctionMode):
     rsl_rl's normaliser makes one of the number of rows.
     """
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
-        if function is torch.tensor and isinstance(args[0], int):
-            function, args = torch.full, ((), *args)
-        return function(*args, **(kwargs or {}))
+        if call is torch.tensor and isinstance(args[0], int):
+            call, args = torch.full, ((), *args)
+        return call(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

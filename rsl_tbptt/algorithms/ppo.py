@@ -335,8 +335,7 @@ class TbpttPPO(Algorithm, PPO):
         Returns:
             Gradient norms of actor and critic before clipping, () each.
         """
-        objectives = [self.actor_objective, self.critic_objective]
-        norms = optimizers.clip_gradients(objectives, self.options.max_grad_norm)
+        norms = optimizers.clip_gradients(self.objectives[:2], self.options.max_grad_norm)
         if (desired_kl := self.options.followed_kl()) is not None and not self.holds_actor:
             of_engine = fused if self.actor_objective.replay.runs_triton else optimizers
             of_engine.follow_kl(self.rate, sums["kl"], num_samples, desired_kl)

@@ -352,16 +352,20 @@ class Rollback:
     def size(self) -> torch.Tensor:
         """Return a number that is finite if the current state is. Shape: ().
 
-        Entries of modules that were not finite before the update do not count: a constant, such as
+        Entries of buffers that were not finite before the update do not count: a constant, such as
         the mask of an attention, may hold -inf.
         """
         states = _tensors(_entries(optimizer.state for optimizer in self.optimizers))
         # Step counts, which have no dimension, may be on another device.
-        tensors = [tensor for tensor in states if tensor.dim() > 0]
-        pairs = zip(self._of_modules(), self._copies, strict=False)
-        pairs = [[each.flatten() for each in pair] for pair in pairs if pair[0].is_floating_point()]
-        now, before = map(torch.cat, zip(*pairs, strict=True))
-        tensors.append(now.masked_fill(~before.isfinite(), 0))
+        tensors, buffers = [tensor for tensor in states if tensor.dim() > 0], []
+        for live, kept in zip(self._of_modules(), self._copies, strict=False):
+            if isinstance(live, nn.Parameter):
+                tensors.append(live)
+            elif live.is_floating_point():
+                buffers.append((live.flatten(), kept.flatten()))
+        if buffers:
+            now, before = map(torch.cat, zip(*buffers, strict=True))
+            tensors.append(now.masked_fill(~before.isfinite(), 0))
         # A norm shows NaN and inf as well as each element does; without squares, which overflow.
         return torch.stack(torch._foreach_norm(tensors, 1)).sum()
 
