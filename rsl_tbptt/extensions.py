@@ -158,10 +158,11 @@ class Extension:
     ::
 
         each rollout    begin_rollout, then in each step act, process_env_step
-        each update     labels, in each optimiser step losses, then metrics, advance
+        each update     labels, in each optimiser step outputs and losses, then metrics, advance
 
-    Inside :meth:`losses` only tensors at fixed addresses may be read and written: a CUDA graph
-    may repeat it. Write what changes between updates into labels, or into a tensor in place.
+    Inside :meth:`outputs` and :meth:`losses` only tensors at fixed addresses may be read and
+    written: a CUDA graph may repeat them. Write what changes between updates into labels, or into a
+    tensor in place.
     """
 
     Options: ClassVar[type[OptionGroup]] = OptionGroup
@@ -222,6 +223,14 @@ class Extension:
         All terms of a sample are multiplied by the label ``"weight"``, (T, N), if there is one.
         """
         return {}
+
+    def outputs(self, policy: Any, samples: Any) -> torch.Tensor:
+        """Return what the policy's distribution is made of, (K, n, ...), in place of its own.
+
+        Do the same in the rollout: with a hook of a layer, set in :meth:`act`. Arguments are those
+        of :meth:`losses`, which sees the policy with these outputs.
+        """
+        return policy.output
 
     def losses(self, policy: Any, samples: Any) -> Iterator[Term]:
         """Yield terms of the loss: name, coefficient and a value per sample, (K, n).

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import CASES, MIRROR, SMOOTH, turn_signs
+from support.cases import CASES, CONCURRENT, MIRROR, NORMALIZED, SMOOTH, turn_signs
 from support.helpers import make_distillation, make_ppo, parameters_of, roll_out, train
 from support.inside import add_gradient, assert_same, everything, extension, through_a_file
 from support.operations_recording import OperationsRecording
@@ -200,6 +200,42 @@ def test_the_twin_of_the_mirror_lives_through_the_mirrored_episode():
         torch.testing.assert_close(images[step], -student(mirrored), **EXACT_FLOAT64)
 
 
+@pytest.mark.usefixtures("float64_here")
+@pytest.mark.parametrize("starts", [0, 1])
+def test_a_concurrent_teacher_by_its_definition(starts):
+    """Who acts, and the gradients of both, from the models' layers step by step."""
+    options = {"gradient_length": 7, "num_mini_batches": 1, "entropy_coef": 0.0}
+    algorithm = make(extensions=[CONCURRENT], actor_kwargs=NORMALIZED, **options)
+    train(algorithm, *range(starts))
+    actor, encoder = algorithm.actor, extension(algorithm, "ConcurrentTeacher").encoder
+    state = None if starts == 0 else [part.clone() for part in actor.get_hidden_state()]
+    roll_out(algorithm, 7)
+    stored, (first, *others) = algorithm.storage, actor.mlp
+    acts = torch.tensor([False, True] * 3)
+    losses = []
+    for obs, actions, advantages, done in zip(
+        stored.observations, stored.actions, stored.advantages, stored.dones, strict=True
+    ):
+        memory, state = actor.rnn.rnn(actor.obs_normalizer(obs["policy"])[None], state)
+        of_student, of_teacher = first(memory[0]), encoder(obs["state"])
+        output = torch.where(acts[:, None], of_teacher, of_student)
+        for layer in others:
+            output = layer(output)
+        actor.distribution.update(output)
+        chance = actor.distribution.log_prob(actions)
+        losses.append(-advantages[:, 0] * (chance - chance.detach()).exp())
+        distance = (of_student - of_teacher.detach()).square().mean(-1)
+        losses[-1] = losses[-1] + 0.6 * 2 * torch.where(acts, 0.0, distance)
+        state = [part * (1.0 - done) for part in state]
+    learned = [*actor.parameters(), *encoder.parameters()]
+    expected = torch.autograd.grad(torch.stack(losses).mean(), learned)
+    for optimizer in algorithm.optimizers:
+        optimizer.zero_grad()
+    add_gradient(algorithm, algorithm.batches.of_envs(torch.arange(6)))
+    for parameter, gradient in zip(learned, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, **EXACT_FLOAT64)
+
+
 class Counting(Extension):
     """A term whose weights are a tensor and a number of its state."""
 
@@ -273,6 +309,29 @@ def test_weights_of_samples_are_those_of_all_terms():
         add_gradient(algorithm, algorithm.batches.of_envs(torch.arange(envs)))
         gradients.append(torch.cat([p.grad.flatten() for p in algorithm.parameters]))
     torch.testing.assert_close(*gradients, **EXACT_FLOAT64)
+
+
+def test_a_checkpoint_of_a_concurrent_teacher_is_the_student():
+    algorithm, plain = make(extensions=[CONCURRENT]), make()
+    train(algorithm, 0)
+    plain.load(through_a_file(algorithm.save()), None, strict=True)
+    obs = algorithm.storage.observations[0]
+    for each in (algorithm, plain):
+        each.actor.reset()
+    assert torch.equal(algorithm.actor(obs), plain.actor(obs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("ppo", {"share": 1}, "share is 1, expected less: of 6 environments it leaves none"),
+        ("ppo", {"hidden_dims": [0]}, r"hidden_dims is \[0\], expected a list of sizes"),
+        ("distillation", {}, "ConcurrentTeacher is set in a distillation, expected it in PPO"),
+    ],
+)
+def test_a_concurrent_teacher_needs_ppo_and_a_student(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(kind, extensions=[{**CONCURRENT, **options}])
 
 
 def test_a_smooth_policy_without_memory_is_refused():

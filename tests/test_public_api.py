@@ -12,7 +12,7 @@ from rsl_tbptt.installation import install
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
 PUBLIC = {
     "rsl_tbptt.algorithms": "TbpttDistillation TbpttPPO",
-    "rsl_tbptt.extensions": "Extension OptionGroup",
+    "rsl_tbptt.extensions": "Extension OptionGroup Rule positive between count",
     "rsl_tbptt.algorithms.replay": "Policy",
     "rsl_tbptt.core.rollout": "Samples",
     "rsl_tbptt.models": "RecurrentModel CNNRNNModel",

@@ -173,9 +173,8 @@ class Algorithm:
 
     def _prepare_updates(self) -> None:
         """Set up the recording and the undoing of updates."""
-        self.rate = torch.full(
-            (), self.learning_rate, dtype=torch.float64, device=self.storage.dones.device
-        )
+        device = self.storage.dones.device
+        self.rate = torch.full((), self.learning_rate, dtype=torch.float64, device=device)
         """Learning rate of a step, on the device. Shape: ()."""
         of_extensions = [m for extension in self.extensions for m in extension.modules.values()]
         trained = chain(*(objective.parameters for objective in self.objectives))
@@ -187,10 +186,11 @@ class Algorithm:
         if not all(map(is_fused, self.optimizers)):
             reasons.append("the optimiser has no fused kernel, or models share parameters")
         reason = next(filter(None, reasons), None)
-        self.recorder = Recorder(self.storage.dones.device, refused=reason)
+        self.recorder = Recorder(device, refused=reason)
         """Records optimiser steps on a CUDA device."""
-        modules = [*self.modules, *of_extensions]
-        self.transaction = Transaction(self, modules, self.largest_mini_batch)
+        self.transaction = Transaction(
+            self, [*self.modules, *of_extensions], self.largest_mini_batch
+        )
 
     def _build_extensions(self) -> Iterator[Extension]:
         """Build the extensions that the option ``extensions`` names.
@@ -241,6 +241,11 @@ class Algorithm:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """All optimisers."""
         return [self.optimizer, *self.own_optimizers.values(), *self.other_optimizers]
+
+    def change_outputs(self, policy: Any, samples: Any) -> None:
+        """Let extensions change what the policy's distribution is made of."""
+        for extension in self.extensions:
+            policy.output = extension.outputs(policy, samples)
 
     def losses_of_extensions(self, policy: Any, samples: Any) -> Iterator[Term]:
         """Yield the terms that extensions add to the policy's loss; see ``Extension.losses``."""

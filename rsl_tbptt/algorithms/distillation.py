@@ -302,9 +302,8 @@ class TbpttDistillation(Algorithm, Distillation):
             ends.append((drawn, state))
         self._keep_states_after(ends)
         metrics = self._metrics(steps, health) | held_out
-        optimizers.update_normalization(
-            [self._raw_student], self.storage.observations, self._step_batches
-        )
+        stored = self.storage.observations
+        optimizers.update_normalization([self._raw_student], stored, self._step_batches)
         return metrics
 
     def begin_update(self) -> Values:
@@ -400,6 +399,7 @@ class TbpttDistillation(Algorithm, Distillation):
 
     def losses(self, policy: Policy, samples: Samples) -> Iterator[Term]:
         """Yield the terms of the student's loss: the behaviour's, then those of extensions."""
+        self.change_outputs(policy, samples)
         values = self._loss.per_sample(policy, samples)
         if self._loss.of_actions:
             self.first_replay.see_labels(policy.mean, samples[ACTIONS])
@@ -410,6 +410,7 @@ class TbpttDistillation(Algorithm, Distillation):
 
     def _measured_terms(self, policy: Policy, samples: Samples) -> Iterator[Term]:
         """Yield what is measured in held-out environments."""
+        self.change_outputs(policy, samples)
         yield BEHAVIOR, 1.0, self._loss.per_sample(policy, samples)
         if self._loss.of_actions:
             yield ERROR, 0.0, (policy.mean - samples[ACTIONS]).square().flatten(2).sum(2)

@@ -167,16 +167,11 @@ class Head(nn.Sequential):
         """Check that a state dict is of a head that predicts the same.
 
         Raises:
-            ValueError: If it has another target, loss or layers, or an option that is gone.
+            ValueError: If it has another target, loss or layers.
         """
-        for option in ("columns", "delay"):  # of earlier versions
-            if state.get(option):
-                raise ValueError(
-                    f"There it has {option} {state[option]}, an option that is gone. Give the head"
-                    " another name to begin anew."
-                )
-        for option, value in self._meaning.items():
-            if state[option] != value:
+        # The first two are options of earlier versions.
+        for option, value in {"columns": None, "delay": 0, **self._meaning}.items():
+            if state.get(option, value) != value:
                 raise ValueError(
                     f"Its {option} is {value!r}, expected {state[option]!r} as there: keep it, or"
                     " give the head another name to begin anew."

@@ -216,7 +216,6 @@ def update_normalization(
         step_batches: Steps that are processed at once, from ``step_batches``. Every rank needs the
             same number, as normalisers may exchange sums.
     """
-    models = list(models)
     with in_place(models), _CountsOnDevice():
         for steps in step_batches:
             rows = observations[steps].flatten(0, 1)

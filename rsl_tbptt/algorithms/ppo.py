@@ -352,6 +352,7 @@ class TbpttPPO(Algorithm, PPO):
         if options.normalize_advantage_per_mini_batch:
             offset, scale = self.advantage_scale
             advantages = (advantages - offset) / scale
+        self.change_outputs(policy, samples)
         terms = policy.surrogate(advantages, options.clip_param)
         self.first_replay.see_log_ratio(terms.log_prob, samples["log_prob"])
         yield "surrogate", 1.0, terms.loss

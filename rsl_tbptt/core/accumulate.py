@@ -2,11 +2,11 @@
 
 An optimiser step minimises ``(coef / divisor) * sum of per-sample losses`` over the windows
 of its group and all environments. Each window of each micro-batch is run forward and backward by
-itself and its graph is freed, so memory does not depend on the rollout's length. The gradient does
-not depend on how the work is split: sums add up and the divisor is known beforehand.
+itself and its graph is freed, so memory stays bounded. The gradient does not depend on how the work
+is split: sums add up and the divisor is known beforehand.
 
-On a CPU, micro-batches are small enough for the caches, and short windows of few environments run
-several at once. On accelerators the whole mini-batch is one micro-batch and each window runs alone.
+On a CPU, micro-batches are small enough for the caches. On accelerators the whole mini-batch is one
+micro-batch. Short windows of few environments run several at once.
 """
 
 import functools

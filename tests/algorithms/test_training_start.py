@@ -6,7 +6,7 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.helpers import make_distillation, make_obs, make_ppo, roll_out
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out, train
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -66,17 +66,12 @@ def test_acting_keeps_no_graph_in_a_loop_of_your_own():
 @pytest.mark.parametrize("kind", ["lstm", "gru", "sru"])
 def test_a_training_goes_on_after_its_models_have_played_in_fewer_environments(kind):
     distilling = make_distillation(TbpttDistillation, 6, 4, kind, kind, gradient_length=3)
-    for algorithm, fill in (
-        (distilling, roll_out),
-        (make_ppo(TbpttPPO, 6, 4, kind, kind), roll_out),
-    ):
-        fill(algorithm, 0)
-        algorithm.update()
+    for algorithm in (distilling, make_ppo(TbpttPPO, 6, 4, kind, kind)):
+        train(algorithm, 0)
         algorithm.eval_mode()
         with torch.inference_mode():
             for model in algorithm.stateful_models().values():
                 model.reset()
                 model(make_obs(3))
         algorithm.train_mode()  # as the runner's learn() does
-        fill(algorithm, 1)
-        assert algorithm.update()["skipped_updates"] == 0.0
+        assert train(algorithm, 1)["skipped_updates"] == 0.0

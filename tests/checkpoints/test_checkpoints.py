@@ -160,14 +160,6 @@ def test_the_student_of_an_earlier_distillation_teaches_if_it_alone_has_the_form
         load_teacher(path)
 
 
-def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
-    ppo_checkpoint(tmp_path / "model_2.pt")
-    actor = ppo_checkpoint(tmp_path / "model_10.pt")
-    algorithm = make(teacher_checkpoint=str(tmp_path / "latest"))
-    algorithm.teacher_file.load()
-    assert same_first_layer(algorithm.teacher, actor)
-
-
 def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "cut.pt").write_bytes(b"text")

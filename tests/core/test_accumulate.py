@@ -87,14 +87,6 @@ def test_shorter_windows_equal_the_stepwise_reference_and_carry_the_state(
     assert not any(tensor.requires_grad for tensor in hidden_state.as_tensors(final_state))
 
 
-def test_truncation_does_change_the_gradient():
-    policy, rollout = Policy(), make_rollout(8, 3, 0.0)
-    state = policy.random_state(3)
-    gradients, _ = group_gradients(policy, rollout, state, 2, 8)
-    full, _ = group_gradients(policy, rollout, state, 8)
-    assert not torch.allclose(gradients[0], full[0], rtol=1e-3)
-
-
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, parts):

@@ -44,9 +44,3 @@ def test_gaussian_losses_equal_torch_distributions(shape):
     torch.testing.assert_close(per_sample, kl_divergence(teacher, student), **EXACT_FLOAT64)
     per_sample = losses.gaussian_nll(mean, std, label_mean)
     torch.testing.assert_close(per_sample, -student.log_prob(label_mean), **EXACT_FLOAT64)
-
-
-def test_a_reduced_loss_of_the_user_is_refused():
-    loss = losses.from_function(functional.mse_loss)
-    with pytest.raises(ValueError, match=r"returned shape \(\), expected \(2, 3, 1\)"):
-        loss(make((2, 3, 1)), make((2, 3, 1)))

@@ -11,13 +11,6 @@ from rsl_tbptt.core.windows import Window, joined, num_steps_of_full_group, tbpt
 lengths = st.integers(1, 40)
 
 
-@given(num_steps=lengths, k2=lengths, k1=st.none() | lengths)
-def test_each_step_enters_the_loss_exactly_once_in_order(num_steps, k2, k1):
-    schedule = tbptt_schedule(num_steps, k2, k1)
-    steps = [t for group in schedule for w in group for t in range(w.loss_start, w.stop)]
-    assert steps == list(range(num_steps))
-
-
 @given(
     num_steps=lengths, k2=lengths, k1=st.none() | lengths, tail=st.sampled_from(["flush", "drop"])
 )

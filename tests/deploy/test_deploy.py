@@ -1,9 +1,11 @@
-"""The stepper of a bundle needs only numpy and onnxruntime, and refuses wrong inputs."""
+"""The stepper of a bundle needs only numpy and onnxruntime, and refuses wrong inputs.
+
+tests/core/test_imports.py has what it imports.
+"""
 
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -161,19 +163,3 @@ def test_other_names_and_shapes_are_refused_at_the_first_step(bundle):
 def test_the_error_for_a_folder_that_is_not_a_bundle_names_it(tmp_path):
     with pytest.raises(ValueError, match=f"The bundle is '{tmp_path}', expected a folder of"):
         Policy(tmp_path)
-
-
-@pytest.mark.long  # starts a process
-def test_neither_torch_nor_rsl_rl_is_imported(bundle):
-    code = f"""
-import sys
-for name in ("torch", "rsl_rl", "tensordict", "isaaclab"):
-    sys.modules[name] = None  # importing it fails
-from rsl_tbptt.deploy import Policy
-policy = Policy({str(bundle)!r})
-print(policy.metadata["control_hz"])
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "None"

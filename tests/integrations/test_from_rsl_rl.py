@@ -6,24 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, roll_out
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "from_rsl_rl.md").read_text()
-RUNNERS = {"student", "teacher", "actor", "critic", "storage", "device", "multi_gpu_cfg", "kwargs"}
+RUNNERS = {"student", "teacher", "storage", "device", "multi_gpu_cfg", "kwargs"}
 """Arguments that are not in configs."""
-OF_ANOTHER_KIND = {"rnd_cfg", "symmetry_cfg", "share_cnn_encoders"}
-"""Keys of PPO that rsl_rl reads, and that are not options of this package."""
-
-
-def stock(algorithm):
-    """Return rsl_rl's keys and defaults."""
-    parameters = inspect.signature(algorithm.__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.name not in RUNNERS | {"self"}}
+STOCK = {
+    p.name: p.default
+    for p in inspect.signature(Distillation).parameters.values()
+    if p.name not in RUNNERS
+}
+"""rsl_rl's keys and defaults."""
 
 
 def section(title):
@@ -36,7 +34,7 @@ def test_the_table_of_distillation_has_the_defaults_of_both():
     ours = DistillationOptions()
     expected = {
         name: (default, getattr(ours, name))
-        for name, default in stock(Distillation).items()
+        for name, default in STOCK.items()
         if name != "grad_reduce_bucket_mb"
     }
     assert found == expected
@@ -47,15 +45,7 @@ def test_the_table_of_distillation_has_the_defaults_of_both():
 )
 def test_additions_that_act_by_default_have_these_defaults(name, value):
     assert getattr(DistillationOptions(), name) == eval(value)
-    assert name not in stock(Distillation)
-
-
-def test_ppo_keeps_keys_and_defaults():
-    keys = {name: default for name, default in stock(PPO).items() if name not in OF_ANOTHER_KIND}
-    ours = PpoOptions()
-    assert {name: getattr(ours, name) for name in keys} == keys
-    assert ours.gradient_length is None
-    assert "gradient_length" not in stock(PPO)
+    assert name not in STOCK
 
 
 @pytest.mark.filterwarnings("ignore:The product of")  # rsl_rl names the steps that it drops

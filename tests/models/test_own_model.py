@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
-from support.helpers import ACTION_DIM, make_model, make_obs, parameters_of
-from torch.nn.utils import parameters_to_vector
+from support import helpers
+from support.helpers import ACTION_DIM, make_model, make_obs, parameters_of, train
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.replay import Replay
@@ -30,7 +30,7 @@ def model_class():
     return names["LidarModel"]
 
 
-def obs_with_lidar():
+def obs_with_lidar(*_):
     obs = make_obs(N)
     obs["lidar"] = torch.rand(N, 36)
     return obs
@@ -49,42 +49,29 @@ def make(model_class, role):
     )
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _no_steps(monkeypatch):
-    """Make a step-by-step replay fail."""
+    """Make a step-by-step replay fail, and let rollouts show the lidar."""
     monkeypatch.setattr(Replay, "_step_by_step", None)
+    monkeypatch.setattr(helpers, "obs_like", obs_with_lidar)
 
 
-@pytest.mark.usefixtures("_no_steps")
 def test_it_is_a_student(model_class):
     student = make(model_class, "student")
     assert parts_of(student) is not None
     storage = RolloutStorage("distillation", N, T, obs_with_lidar(), [ACTION_DIM], "cpu")
     teacher = make_model("teacher", "mlp", N, seed=2)
     algorithm = TbpttDistillation(student, teacher, storage, gradient_length=4)
-    before = parameters_to_vector(student.parameters())
-    for _ in range(2):
-        with torch.inference_mode():
-            for _ in range(T):
-                obs = obs_with_lidar()
-                algorithm.act(obs)
-                algorithm.process_env_step(obs, torch.zeros(N), torch.rand(N) < 0.2, {})
-        algorithm.update()
-    assert not torch.equal(before, parameters_to_vector(student.parameters()))
+    before = parameters_of(algorithm)
+    train(algorithm, 0, 1)
+    assert not torch.equal(before, parameters_of(algorithm))
 
 
-@pytest.mark.usefixtures("_no_steps")
 def test_it_is_an_actor(model_class):
     actor = make(model_class, "actor")
     critic = make_model("critic", "lstm", N, seed=2, output_dim=1, distribution_cfg=None)
     storage = RolloutStorage("rl", N, T, obs_with_lidar(), [ACTION_DIM], "cpu")
     algorithm: Any = TbpttPPO(actor, critic, storage, gradient_length=4)
     before = parameters_of(algorithm)
-    with torch.inference_mode():
-        for _ in range(T):
-            obs = obs_with_lidar()
-            algorithm.act(obs)
-            algorithm.process_env_step(obs, torch.randn(N), torch.rand(N) < 0.2, {})
-        algorithm.compute_returns(obs)
-    algorithm.update()
+    train(algorithm, 0)
     assert not torch.equal(before, parameters_of(algorithm))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from rsl_rl.models import CNNModel, RNNModel
 from support.helpers import ACTION_DIM, CNN, IMAGES, make_model, make_obs
-from support.peak_memory import PeakMemory
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
@@ -115,35 +114,21 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
     assert len(shown) < 0.3 * T * N
 
 
-class ManyFrames:
-    """An encoder with large graphs, and their memory."""
-
-    def __init__(self):
-        layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
-        self.encoder = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 32 * 32, 4))
-        self.per_row = recompute.graph_bytes_per_row(self.encoder, torch.randn(2, 1, 32, 32))
-
-    def peak(self, num_rows, **options):
-        with PeakMemory() as memory:
-            rows = torch.randn(num_rows, 1, 32, 32)
-            recompute.in_parts(self.encoder, rows, self.per_row, **options).sum().backward()
-            self.encoder.zero_grad()
-        return memory.peak
-
-
 @pytest.mark.parametrize(("num_rows", "num_again"), [(128, 0), (129, 64), (200, 128), (512, 384)])
 def test_parts_that_do_not_fit_are_run_again(monkeypatch, num_rows, num_again):
-    of, rows = ManyFrames(), []
-    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 64 * of.per_row)
-    monkeypatch.setitem(recompute._KEPT, "cpu", 128 * of.per_row)
+    layers = [torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
+    encoder = torch.nn.Sequential(*layers, torch.nn.Linear(2 * 8 * 8, 4))
+    frames, rows = torch.randn(num_rows, 1, 8, 8), []
+    per_row = recompute.graph_bytes_per_row(encoder, frames[:2])
+    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 64 * per_row)
+    monkeypatch.setitem(recompute._KEPT, "cpu", 128 * per_row)
 
     def encode(part):
         rows.append(len(part))
-        return of.encoder(part)
+        return encoder(part)
 
-    frames = torch.randn(num_rows, 1, 32, 32)
-    features = recompute.in_parts(encode, frames, of.per_row)
-    torch.testing.assert_close(features, of.encoder(frames), **EXACT_FLOAT64)
+    features = recompute.in_parts(encode, frames, per_row)
+    torch.testing.assert_close(features, encoder(frames), **EXACT_FLOAT64)
     assert sum(rows) == num_rows
     rows.clear()
     features.sum().backward()

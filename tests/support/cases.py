@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples" / "extensions"))
 SMOOTH = {"class_name": "smoothness:Smoothness", "coef": 0.3, "noise_coef": 0.2}
 MIRROR = {"class_name": "mirror:Mirror", "coef": 0.5, "function": "support.cases:turn_signs"}
 GATING = {"class_name": "success_gating:SuccessGating", "other_weight": 0.3}
+CONCURRENT = {"class_name": "concurrent_teacher:ConcurrentTeacher", "share": 0.5, "coef": 0.6}
 SLICE = {"class_name": "action_slices:ActionSlice", "columns": [1], "loss": "bce", "coef": 0.4}
 
 NORMALIZED: dict[str, Any] = {"obs_normalization": True}
@@ -221,6 +222,8 @@ def _ppo_cases() -> dict[str, Case]:
         "heads-mlp": {"auxiliary": HEADS, **mlps},
         "smooth-window": {"extensions": [SMOOTH], **window, "auxiliary": HEADS},
         "gating-mirror": {"extensions": [GATING, MIRROR], "actor": "gru"},
+        "concurrent-window": {"extensions": [CONCURRENT], **window, "critic": "mlp"},
+        "concurrent-chunks": {"extensions": [CONCURRENT, SMOOTH], "num_micro_batches": 2},
         "frames": {"actor": "cnn-lstm", "critic": "mlp", "fill": fill_with_held_frames},
         "final-observations": {
             "actor_kwargs": {},

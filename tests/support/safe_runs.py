@@ -82,6 +82,13 @@ def train_cfg(kind: str = "distillation", **algorithm: Any) -> dict[str, Any]:
     }
 
 
+def teacher_cfg() -> dict[str, Any]:
+    """Return entries of a config with which PPO trains a teacher for the others."""
+    groups = {"actor": ["privileged"], "critic": ["privileged"]}
+    options = {"gradient_length": None}
+    return {"algorithm": options, "obs_groups": groups, "actor": model_cfg("MLPModel")}
+
+
 def make_runner(
     log_dir: Path | None = None,
     kind: str = "distillation",

@@ -4,9 +4,9 @@ from dataclasses import is_dataclass
 
 import pytest
 import torch
-from rsl_rl.runners import DistillationRunner
-from support.perfect_teacher import PerfectTeacher
-from support.safe_runs import make_runner, model_cfg
+from support.one_pass import ONE_PASS
+from support.perfect_teacher import learned
+from support.safe_runs import model_cfg
 
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -37,36 +37,16 @@ def test_the_cue_is_hidden_from_the_policy_and_known_to_the_teacher():
         assert torch.equal(obs["privileged"][:, 2].abs(), asked.float())
 
 
-def distil(gradient_length, recall_length, model="RNNModel", iterations=150):
-    """Train a student under the stock runner; return its mean reward per question."""
+def distil(gradient_length, recall_length, model="RNNModel"):
+    """Return the mean reward per question of a student with or without memory."""
     memory = {"rnn_type": "gru", "rnn_hidden_dim": 32} if model == "RNNModel" else {}
     options = {
         "gradient_length": gradient_length,
         "learning_rate": 5e-3,
-        "num_learning_epochs": 1,
-        "num_mini_batches": 1,
-        "buffer_rollouts": 0,
-        "weight_average": False,  # it follows a student that has just begun to learn later
+        **ONE_PASS,  # an average follows a student that has just begun to learn later
     }
-    env = RecallEnv(num_envs=64, recall_length=recall_length)
-    runner = make_runner(
-        runner_class=DistillationRunner,
-        env=env,
-        algorithm=options,
-        student=model_cfg(model, hidden_dims=[32], **memory),
-        teacher={"class_name": PerfectTeacher},
-        num_steps_per_env=48,
-    )
-    runner.learn(iterations)
-    policy, obs = runner.get_inference_policy(), env.get_observations()
-    total = count = 0.0
-    with torch.inference_mode():
-        for step in range(10 * (recall_length + 1)):
-            obs, rewards, dones, _ = env.step(policy(obs))
-            policy.reset(dones)
-            if step > 2 * recall_length:
-                total, count = total + rewards.sum().item(), count + dones.sum().item()
-    return total / count
+    student = model_cfg(model, hidden_dims=[32], **memory)
+    return learned(student, recall_length, num_steps=48, iterations=150, **options)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from support.safe_runs import make_runner, model_cfg
+from support.safe_runs import make_runner, teacher_cfg
 from tensordict import TensorDict
 
 from rsl_tbptt.tools.commands.cli import main
@@ -29,9 +29,8 @@ def make(num_envs, seed, device):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """Return the checkpoint of a teacher that knows nothing."""
-    folder, groups = tmp_path_factory.mktemp("teacher"), ["privileged"]
-    config = {"actor": model_cfg("MLPModel"), "obs_groups": {"actor": groups, "critic": groups}}
-    make_runner(folder, "ppo", algorithm={"gradient_length": None}, **config).learn(1)
+    folder = tmp_path_factory.mktemp("teacher")
+    make_runner(folder, "ppo", **teacher_cfg()).learn(1)
     return folder / "model_0.pt"
 
 

@@ -1,22 +1,15 @@
 """On a machine without a GPU, runners and commands read what a GPU's training wrote."""
 
-from typing import Any
-
 import pytest
 import torch
 from support.gpu_checkpoints import as_on_a_gpu, check_refused, without_gpu
-from support.safe_runs import RUNNERS, make_runner, model_cfg
+from support.safe_runs import RUNNERS, make_runner, teacher_cfg
 
 from rsl_tbptt.tools.commands.cli import main
 
 pytestmark = [without_gpu, pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")]
 
 ENV = ["--env", "support.gpu_checkpoints:make_env"]
-TEACHER: dict[str, Any] = {
-    "algorithm": {"gradient_length": None},
-    "obs_groups": {"actor": ["privileged"], "critic": ["privileged"]},
-    "actor": model_cfg("MLPModel"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +17,7 @@ def runs(tmp_path_factory):
     """Folders of a teacher, its student, and recurrent PPO, all as on a GPU."""
     folder = tmp_path_factory.mktemp("runs")
     with as_on_a_gpu():
-        make_runner(folder / "teacher", "ppo", **TEACHER).learn(1)
+        make_runner(folder / "teacher", "ppo", **teacher_cfg()).learn(1)
         make_runner(folder / "ppo", "ppo").learn(1)
         student = make_runner(folder / "distillation")
         student.load(str(folder / "teacher" / "model_0.pt"))

@@ -1,4 +1,4 @@
-"""The command ``rsl-tbptt``, for checkpoints of Isaac Lab, mjlab and rsl_rl alone.
+"""The command ``rsl-tbptt``, for checkpoints of Isaac Lab, mjlab, EnvPool and rsl_rl alone.
 
 Nothing slow is imported before a command is known and its arguments are parsed.
 """
@@ -15,7 +15,7 @@ from rsl_tbptt.installation import installed_version
 from rsl_tbptt.tools.commands.commands import COMMANDS
 from rsl_tbptt.tools.commands.doctor import missing_module, require
 
-DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
+DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab, EnvPool and rsl_rl alone."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

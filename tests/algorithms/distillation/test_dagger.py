@@ -18,25 +18,20 @@ def make(algorithm_class: type[Distillation] = TbpttDistillation, share=None, **
     return make_distillation(algorithm_class, NUM_STEPS, NUM_ENVS, gradient_length=3, **options)
 
 
-def act_only(algorithm, seed):
+def act_only(algorithm, **options):
     """Fill the storage and return the actions that went to the environments, (T, N, A)."""
     executed, act = [], algorithm.act
     algorithm.act = lambda obs: (executed.append(act(obs).clone()), executed[-1])[1]
-    roll_out(algorithm, seed)
+    roll_out(algorithm, 0, **options)
     algorithm.act = act
     return torch.stack(executed)
-
-
-def teacher_envs(algorithm):
-    """Return where every executed action of the rollout is the label, (N,)."""
-    return (algorithm.storage.actions == algorithm.storage.privileged_actions).all(-1).all(0)
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.34, 3), (0.36, 4), (1.0, 10)])
 def test_exactly_the_share_executes_the_label_and_the_others_the_students_sample(share, count):
     algorithm = make(share=share)
     student = copy.deepcopy(algorithm.student)
-    executed, storage = act_only(algorithm, 0), algorithm.storage
+    executed, storage = act_only(algorithm), algorithm.storage
     is_label = (executed == storage.privileged_actions).all(-1)
     assert torch.equal(executed, storage.actions)
     assert is_label.sum(1).tolist() == [count] * NUM_STEPS
@@ -77,18 +72,16 @@ def test_the_share_falls_linearly_over_the_updates(last_update, counts):
     algorithm = make(share=0.6, teacher_action_updates=last_update)
     for seed, count in enumerate(counts):
         roll_out(algorithm, seed)
-        assert teacher_envs(algorithm).sum() == count
+        is_label = algorithm.storage.actions == algorithm.storage.privileged_actions
+        assert is_label.all(-1).all(0).sum() == count
         assert algorithm.update()["teacher_action_share"] == pytest.approx(count / NUM_ENVS)
 
 
 def test_a_label_that_is_nan_is_not_executed():
-    algorithm, executed = make(share=1.0), []
+    algorithm = make(share=1.0)
 
     def spoil(step, obs):
         obs["state"][3] = float("nan")
 
-    act = algorithm.act
-    algorithm.act = lambda obs: executed.append(act(obs)) or executed[-1]
-    roll_out(algorithm, 0, on_step=spoil)
+    assert act_only(algorithm, on_step=spoil).isfinite().all()
     assert algorithm.storage.privileged_actions[:, 3].isnan().all()
-    assert torch.stack(executed).isfinite().all()

@@ -12,10 +12,7 @@ from rsl_tbptt.algorithms.weight_average import DECAY
 T, N = 6, 4
 HEADS = {"velocity": {"target": "state"}}
 
-
-@pytest.fixture(autouse=True)
-def _float64(float64):
-    pass
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def make(student="mlp", **options):

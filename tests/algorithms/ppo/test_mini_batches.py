@@ -24,14 +24,14 @@ plans = {
 }
 
 
-def plan(num_steps, num_envs, share, gradient_length, unit, shuffle, device="cpu"):
+def plan(num_steps, num_envs, share, gradient_length, unit, shuffle):
     options = PpoOptions(
         num_mini_batches=min(share, num_envs),
         gradient_length=gradient_length,
         minibatch_unit=unit,
         shuffle_envs=shuffle,
     )
-    return Batches(num_steps, num_envs, options, Ranks(together=False), device)
+    return Batches(num_steps, num_envs, options, Ranks(together=False), "cpu")
 
 
 def rollout_of(index):
@@ -99,9 +99,3 @@ def test_windows_are_drawn_over_time_and_environments_again_each_epoch():
     for start, indices in zip((0, 2, 4, 6), in_order.draw(), strict=True):
         first_rows, _ = indices.segments[0]
         assert first_rows.tolist() == [4 * start + env for env in range(4)]
-
-
-def test_all_indices_are_made_on_the_device_of_the_update():
-    batches = plan(7, 4, 2, 3, "window", True, device="meta")
-    for indices in (batches.of_envs(torch.arange(2, device="meta")), *batches.draw()):
-        assert all(segments.is_meta for segments in indices.segments)

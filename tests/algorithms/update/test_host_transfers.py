@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import helpers
 from support.cases import CASES, EXPECTED_WARNINGS, RECORDED
+from support.operations_recording import READS
 from support.triton_on_cpu import triton_engine_on_cpu
 from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
@@ -16,19 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = EXPECTED_WARNINGS
 
-READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
+COPIES = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
 """Functions of torch that copy between host and device; checked before the dispatcher."""
 
-WAITING = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "unique",
-    "equal",
-    "repeat_interleave",
-)
+WAITING = (*READS, "unique", "repeat_interleave")
 """Operations with a result, or a size of it, that the host has to know."""
-
 
 OTHERS = "support.helpers", "support.cases"
 """Modules whose reads are not ours: environments of tests."""
@@ -51,7 +44,7 @@ class HostTransfers(contextlib.ExitStack):
 
         class Functions(TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
-                if getattr(function, "__name__", "") in READS and is_ours(sys._getframe()):
+                if getattr(function, "__name__", "") in COPIES and is_ours(sys._getframe()):
                     seen.append(function.__name__)
                 return function(*args, **(kwargs or {}))
 

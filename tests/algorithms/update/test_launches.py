@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out
+from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, train
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -17,7 +17,7 @@ TWO_LAYERS = {"rnn_num_layers": 2}
 
 
 def distillation(num_steps, cell):
-    """Return an algorithm of two optimiser steps, its rollout, and the layers of its models."""
+    """Return an algorithm of two optimiser steps, and the layers of its models."""
     algorithm = make_distillation(
         TbpttDistillation,
         num_steps,
@@ -28,14 +28,14 @@ def distillation(num_steps, cell):
         num_learning_epochs=2,
         scan_engine="triton",
     )
-    return algorithm, roll_out, 2
+    return algorithm, 2
 
 
 def ppo(num_steps, cell):
-    """Return an algorithm of four optimiser steps, its rollout, and the layers of its models."""
+    """Return an algorithm of four optimiser steps, and the layers of its models."""
     options = {"num_mini_batches": 2, "num_learning_epochs": 2, "scan_engine": "triton"}
     algorithm = make_ppo(TbpttPPO, num_steps, N, cell, cell, TWO_LAYERS, **options)
-    return algorithm, roll_out, 2 + 1
+    return algorithm, 2 + 1
 
 
 @pytest.mark.parametrize("cell", MEMORIES)
@@ -46,11 +46,10 @@ def test_a_step_is_a_kernel_for_each_layer_and_pass(make, num_optimizer_steps, m
     """Nothing else in an update depends on the number of steps of a rollout, and that is little."""
 
     def launches_of_update(num_steps):
-        algorithm, fill, num_layers = make(num_steps, cell)
+        algorithm, num_layers = make(num_steps, cell)
         with triton_engine_on_cpu():
-            fill(algorithm, 0)
-            algorithm.update()  # the first one makes the optimiser's state
-            fill(algorithm, 1)
+            train(algorithm, 0)  # the first update makes the optimiser's state
+            roll_out(algorithm, 1)
             with Launches() as launches:
                 algorithm.update()
         return launches.names, num_layers

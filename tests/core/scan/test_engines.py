@@ -18,7 +18,6 @@ from support.scan_cases import (
     values_and_gradients,
 )
 from support.tolerances import BFLOAT16, EXACT_FLOAT64, TORCH_ON_A_GPU_FLOAT32, WINDOW_FLOAT32
-from torch import nn
 
 from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors
 from rsl_tbptt.core.scan import num_states, recurrent_scan
@@ -104,22 +103,6 @@ def test_the_reference_gradient_is_the_derivative(cell):
 
     leaves = [t.clone().requires_grad_() for t in (inputs, *as_tensors(state))]
     assert torch.autograd.gradcheck(outputs_of, [*leaves, *rnn.parameters()])
-
-
-def test_one_step_by_hand(engine, device):
-    rnn = nn.LSTM(1, 1, device=device).double()
-    for parameter in rnn.parameters():
-        nn.init.constant_(parameter, 0.5)
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    for start, hidden, cell_state in ((False, 1.0, 1.0), (True, 0.0, 0.0)):
-        starts = torch.tensor([[start]], device=device)
-        outputs, state = recurrent_scan(rnn, one, (one, one), starts, engine)
-        _, c = as_tensors(state)
-        z = torch.tensor(0.5 * 1.0 + 0.5 * hidden + 0.5 + 0.5, dtype=torch.float64)
-        expected_c = z.sigmoid() * cell_state + z.sigmoid() * z.tanh()
-        expected_h = z.sigmoid() * expected_c.tanh()
-        expected = (expected_c, expected_h)
-        assert_all_close((c.squeeze(), outputs.squeeze()), expected, **EXACT_FLOAT64)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
