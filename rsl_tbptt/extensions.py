@@ -225,10 +225,10 @@ class Extension:
         return {}
 
     def outputs(self, policy: Any, samples: Any) -> torch.Tensor:
-        """Return what the policy's distribution is made of, (K, n, ...), in place of its own.
+        """Return the outputs of the policy's MLP, (K, n, ...), which make its distribution.
 
-        Do the same in the rollout: with a hook of a layer, set in :meth:`act`. Arguments are those
-        of :meth:`losses`, which sees the policy with these outputs.
+        Of ``policy`` read ``output`` and ``latent`` here; everything else is computed from what
+        you return. Do the same in the rollout: with a hook of a layer, set in :meth:`act`.
         """
         return policy.output
 

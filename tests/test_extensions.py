@@ -224,7 +224,8 @@ def test_a_concurrent_teacher_by_its_definition(starts):
         actor.distribution.update(output)
         chance = actor.distribution.log_prob(actions)
         losses.append(-advantages[:, 0] * (chance - chance.detach()).exp())
-        distance = (of_student - of_teacher.detach()).square().mean(-1)
+        of_teacher = of_teacher.detach()
+        distance = (of_student - of_teacher).square().sum(-1) / of_teacher.square().sum(-1)
         losses[-1] = losses[-1] + 0.6 * 2 * torch.where(acts, 0.0, distance)
         state = [part * (1.0 - done) for part in state]
     learned = [*actor.parameters(), *encoder.parameters()]

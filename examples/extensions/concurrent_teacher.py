@@ -1,6 +1,6 @@
 """Teacher and student in one PPO training: copy this file next to your task, and name it.
 
-``extensions=[{"class_name": "concurrent_teacher:ConcurrentTeacher", "share": 0.75, "coef": 1.0}]``
+``extensions=[{"class_name": "concurrent_teacher:ConcurrentTeacher", "share": 0.25, "coef": 1.0}]``
 """
 
 from collections.abc import Iterator
@@ -38,12 +38,12 @@ class ConcurrentTeacher(Extension):
     class Options(OptionGroup):
         """Who acts, and how the student learns from the teacher."""
 
-        share: Annotated[float, between(0, 1)] = 0.75
+        share: Annotated[float, between(0, 1)] = 0.25
         """Share of the environments that act as the teacher, spread evenly."""
 
         coef: Annotated[float, positive(0)] = 1.0
-        """Weight of the squared distance of the student's latent from the teacher's, which it does
-        not change: the mean over the student's samples."""
+        """Weight of the squared distance of the student's latent from the teacher's, relative to
+        the teacher's, which it does not change: the mean over the student's samples."""
 
         hidden_dims: Annotated[list[int], SIZES] = field(default_factory=lambda: [256, 128])
         """Hidden layers of the encoder."""
@@ -107,8 +107,9 @@ class ConcurrentTeacher(Extension):
 
     def losses(self, policy: Any, samples: Any) -> Iterator[Any]:
         """Yield the distance of the student's latent."""
-        of_student, of_teacher = self.latents
-        error = self.per_student * (of_student - of_teacher.detach()).square().mean(-1)
+        of_student, of_teacher = self.latents[0], self.latents[1].detach()
+        size = of_teacher.square().mean(-1).clamp(min=1e-6)
+        error = self.per_student * (of_student - of_teacher).square().mean(-1) / size
         yield "latent", self.options.coef, torch.where(samples["is_teacher"], 0.0, error)
 
     def _seen(self, obs: Any) -> torch.Tensor:

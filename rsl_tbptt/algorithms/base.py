@@ -243,7 +243,7 @@ class Algorithm:
         return [self.optimizer, *self.own_optimizers.values(), *self.other_optimizers]
 
     def change_outputs(self, policy: Any, samples: Any) -> None:
-        """Let extensions change what the policy's distribution is made of."""
+        """Let extensions change the outputs of the policy's MLP; see ``Extension.outputs``."""
         for extension in self.extensions:
             policy.output = extension.outputs(policy, samples)
 
