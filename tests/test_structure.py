@@ -10,10 +10,10 @@ from scripts.ci.stats import PACKAGE, ROOT, sizes
 
 LIMITS = {
     "files, rsl_tbptt": 95,
-    "lines, rsl_tbptt": 11_500,
+    "lines, rsl_tbptt": 11_499,
     "lines, rsl_tbptt/tools": 3_009,
-    "lines, rsl_tbptt/algorithms": 3_947,
-    "lines, tests": 17_980,
+    "lines, rsl_tbptt/algorithms": 3_946,
+    "lines, tests": 17_981,
     "lines, scripts": 2_585,
     "lines, tasks": 1_604,
     "lines, JavaScript": 349,

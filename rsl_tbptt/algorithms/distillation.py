@@ -410,7 +410,6 @@ class TbpttDistillation(Algorithm, Distillation):
 
     def _measured_terms(self, policy: Policy, samples: Samples) -> Iterator[Term]:
         """Yield what is measured in held-out environments."""
-        self.change_outputs(policy, samples)
         yield BEHAVIOR, 1.0, self._loss.per_sample(policy, samples)
         if self._loss.of_actions:
             yield ERROR, 0.0, (policy.mean - samples[ACTIONS]).square().flatten(2).sum(2)
