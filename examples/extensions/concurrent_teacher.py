@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -12,9 +12,7 @@ from rsl_rl.models import MLPModel
 from rsl_rl.modules import MLP
 from torch import nn
 
-from rsl_tbptt.extensions import Extension, OptionGroup, Rule, are_integers, between, positive
-
-SIZES = Rule(lambda value: are_integers(value, 1), "a list of sizes of layers, such as [256, 128]")
+from rsl_tbptt.extensions import Extension, OptionGroup, between, positive
 
 
 class ConcurrentTeacher(Extension):
@@ -45,9 +43,6 @@ class ConcurrentTeacher(Extension):
         """Weight of the squared distance of the student's latent from the teacher's, relative to
         the teacher's, which it does not change: the mean over the student's samples."""
 
-        hidden_dims: Annotated[list[int], SIZES] = field(default_factory=lambda: [256, 128])
-        """Hidden layers of the encoder."""
-
     def __init__(self, options: Options, algorithm: Any) -> None:
         """Build the encoder.
 
@@ -70,7 +65,7 @@ class ConcurrentTeacher(Extension):
         self.first_layer, *others = algorithm.get_policy().mlp
         self.other_layers = nn.Sequential(*others)
         width = self._seen(algorithm.storage.observations[0]).shape[-1]
-        self.encoder = MLP(width, self.first_layer.out_features, options.hidden_dims)
+        self.encoder = MLP(width, self.first_layer.out_features, [256, 128])
         self.modules = {"encoder": self.encoder}
 
     def begin_rollout(self) -> None:
@@ -80,10 +75,13 @@ class ConcurrentTeacher(Extension):
             ValueError: If the actor is compiled, which would ignore the teacher.
         """
         if self.algorithm.actor is not self.algorithm.get_policy():
-            raise ValueError("torch_compile_mode is set, expected None with ConcurrentTeacher.")
+            raise ValueError(
+                "The actor is compiled, which would ignore the teacher: set torch_compile_mode to"
+                " None."
+            )
 
     def act(self, obs: Any, step: int) -> None:
-        """Put the teacher's latent in its place when the actor acts next."""
+        """Put the teacher's latent, (N, L), in its place when the actor acts next."""
         latent = self.encoder(self._seen(obs))
 
         def replace(layer: nn.Module, inputs: Any, of_student: torch.Tensor) -> torch.Tensor:
@@ -99,15 +97,15 @@ class ConcurrentTeacher(Extension):
         return {"seen": seen, "is_teacher": self.is_teacher.expand(obs.batch_size)}
 
     def outputs(self, policy: Any, samples: Any) -> torch.Tensor:
-        """Return the outputs of the MLP for the latents of those who acted."""
-        self.latents = self.first_layer(policy.latent), self.encoder(samples["seen"])
-        of_student, of_teacher = self.latents
+        """Return the outputs of the MLP, (K, n, A), for the latents of those who acted."""
+        of_student, of_teacher = self.first_layer(policy.latent), self.encoder(samples["seen"])
+        self.latents = of_student, of_teacher.detach()
         is_teacher = samples["is_teacher"].unsqueeze(-1)
         return self.other_layers(torch.where(is_teacher, of_teacher, of_student))
 
     def losses(self, policy: Any, samples: Any) -> Iterator[Any]:
-        """Yield the distance of the student's latent."""
-        of_student, of_teacher = self.latents[0], self.latents[1].detach()
+        """Yield the distance of the student's latent. Shape: (K, n)."""
+        of_student, of_teacher = self.latents
         size = of_teacher.square().mean(-1).clamp(min=1e-6)
         error = self.per_student * (of_student - of_teacher).square().mean(-1) / size
         yield "latent", self.options.coef, torch.where(samples["is_teacher"], 0.0, error)
