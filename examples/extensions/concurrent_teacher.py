@@ -74,7 +74,7 @@ class ConcurrentTeacher(Extension):
         Raises:
             ValueError: If the actor is compiled, which would ignore the teacher.
         """
-        if self.algorithm.actor is not self.algorithm.get_policy():
+        if self.algorithm.actor is not self.algorithm.models["actor"]:
             raise ValueError(
                 "The actor is compiled, which would ignore the teacher: set torch_compile_mode to"
                 " None."

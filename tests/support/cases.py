@@ -222,7 +222,7 @@ def _ppo_cases() -> dict[str, Case]:
         "heads-mlp": {"auxiliary": HEADS, **mlps},
         "smooth-window": {"extensions": [SMOOTH], **window, "auxiliary": HEADS},
         "gating-mirror": {"extensions": [GATING, MIRROR], "actor": "gru"},
-        "concurrent-window": {"extensions": [CONCURRENT], **window, "critic": "mlp"},
+        "concurrent-window-mlp": {"extensions": [CONCURRENT], **window, "critic": "mlp"},
         "concurrent-chunks": {"extensions": [CONCURRENT, SMOOTH], "num_micro_batches": 2},
         "frames": {"actor": "cnn-lstm", "critic": "mlp", "fill": fill_with_held_frames},
         "final-observations": {

@@ -44,7 +44,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
     "ppo-models-shared": {},
     "ppo-per-mini-batch": {},
     "ppo-gating-mirror": {},
-    "ppo-concurrent-window": {},
+    "ppo-concurrent-window-mlp": {},
     "ppo-rnd-heads-window": {},
     "ppo-rnd-mlp": {},
     "ppo-final-observations": {},
